@@ -1,0 +1,26 @@
+"""A GPT-Neo in NumPy and CuPy, with and without a key-value cache, compared step by step."""
+
+from importlib.metadata import version
+
+from .checkpoints import Model, load
+from .generation import Step, generate
+from .study import Comparison, compare
+from .transformer import Config, InputError, KVCache, Recompute, Trace, Weights, forward
+
+__version__ = version("minineo")
+
+__all__ = [
+    "Comparison",
+    "Config",
+    "InputError",
+    "KVCache",
+    "Model",
+    "Recompute",
+    "Step",
+    "Trace",
+    "Weights",
+    "compare",
+    "forward",
+    "generate",
+    "load",
+]

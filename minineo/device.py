@@ -1,0 +1,77 @@
+"""Choose where arrays live and wait for their results. The only file that imports CuPy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .transformer import InputError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place where arrays live and are computed.
+
+    Attributes
+    ----------
+    name : str
+        "cpu" or "cuda".
+    why : str
+        Why `auto` chose this device; empty when it was asked for by name.
+    """
+
+    name: str
+    why: str = ""
+    cupy: Any = None
+
+    def put(self, array):
+        """Return a NumPy array as an array on this device."""
+        return array if self.cupy is None else self.cupy.asarray(array)
+
+    def get(self, array):
+        """Return an array on this device as a NumPy array."""
+        return array if self.cupy is None else self.cupy.asnumpy(array)
+
+    def synchronize(self):
+        """Wait until everything begun on this device is done: a clock is read only after that."""
+        if self.cupy is not None:
+            self.cupy.cuda.get_current_stream().synchronize()
+
+
+def choose(name="auto"):
+    """Return a device that works, by name.
+
+    Parameters
+    ----------
+    name : str
+        "cpu", "cuda", or "auto": a CUDA GPU where one works, else the CPU.
+
+    Raises
+    ------
+    InputError
+        If the name is none of these, or `cuda` is asked for and does not work here.
+    """
+    if name == "cpu":
+        return Device("cpu")
+    if name not in ("auto", "cuda"):
+        raise InputError(f"unknown device {name!r}: choose auto, cpu or cuda")
+    try:
+        return Device("cuda", cupy=_working_cupy())
+    except Exception as error:  # whatever CuPy, its libraries or the driver raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if name == "cuda":
+        raise InputError(
+            f"cuda does not work here ({reason}); install minineo[cuda12] or minineo[cuda13] "
+            "beside an NVIDIA driver, or use --device cpu"
+        )
+    return Device("cpu", why=f"no CUDA GPU in use: {reason}")
+
+
+def _working_cupy():
+    """Import CuPy and try one kernel and one matmul: counting devices proves neither."""
+    import cupy
+
+    x = cupy.ones((8, 8), dtype=np.float32)
+    if float((x @ x + x).sum()) != 8 * 8 * 9:
+        raise RuntimeError("a first matmul gave a wrong result")
+    return cupy

@@ -1,0 +1,163 @@
+"""Where keys and values come from: the one difference between the two paths.
+
+Both classes have the same `lengths`, `extend` and `advance`. A forward pass calls `extend` once
+in every layer, and `advance` once at its end.
+"""
+
+import numpy as np
+
+from .config import InputError
+
+
+class Recompute:
+    """The naive path: nothing is remembered, so every pass is fed all tokens again."""
+
+    length = 0
+    lengths = np.zeros(1, dtype=int)
+    lengths.flags.writeable = False
+    nbytes = 0
+    used_bytes = 0
+
+    def extend(self, layer, new_keys, new_values):
+        """Return what is given: the new keys and values are all there are."""
+        return new_keys, new_values
+
+    def advance(self, counts):
+        """Remember nothing."""
+
+    def check(self, config, batch, counts):
+        """Accept every input: there is nothing that could fill up."""
+
+
+class KVCache:
+    """The cached path: keys and values of all tokens so far are kept, and only new ones made.
+
+    The key and the value of a row's token at position p lie in slot p. Every row has a length
+    of its own; what lies behind it is never seen by a query, and written over later.
+
+    Parameters
+    ----------
+    config : Config
+        The model whose keys and values are kept.
+    batch : int
+        Number of rows.
+    capacity : int
+        Number of slots in each row.
+    like : array
+        An array whose dtype and device the cache takes, such as ``weights.token_embedding``.
+
+    Attributes
+    ----------
+    keys, values : list of array [batch, heads, capacity, head_dim]
+        One of each for every layer.
+    lengths : NumPy array of int [batch]
+        How many tokens each row holds.
+
+    Raises
+    ------
+    InputError
+        If batch or capacity is below 1, or capacity is above the model's context.
+    """
+
+    def __init__(self, config, batch, capacity, like):
+        if batch < 1:
+            raise InputError(f"a cache of {batch} rows cannot hold anything; ask for 1 or more")
+        if not 1 <= capacity <= config.context:
+            raise InputError(
+                f"a capacity of {capacity} slots does not fit this model; "
+                f"ask for 1 to {config.context}"
+            )
+        shape = (batch, config.n_heads, capacity, config.head_dim)
+
+        def storage():  # zeros, so that what is hidden is always a finite number
+            return [np.zeros(shape, dtype=like.dtype, like=like) for _ in range(config.n_layers)]
+
+        self.keys, self.values = storage(), storage()
+        self.lengths = np.zeros(batch, dtype=int)
+
+    @property
+    def length(self):
+        """Number of tokens in the longest row."""
+        return int(self.lengths.max())
+
+    @property
+    def capacity(self):
+        """Number of slots in each row."""
+        return self.keys[0].shape[2]
+
+    @property
+    def nbytes(self):
+        """Bytes set aside for keys and values."""
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
+    @property
+    def used_bytes(self):
+        """Bytes of the keys and values held so far."""
+        return self.nbytes * int(self.lengths.sum()) // (len(self.lengths) * self.capacity)
+
+    def extend(self, layer, new_keys, new_values):
+        """Write new keys and values behind each row's old ones and return all of them.
+
+        Parameters
+        ----------
+        layer : int
+        new_keys, new_values : array [batch, heads, new, head_dim]
+
+        Returns
+        -------
+        keys, values : array [batch, heads, all, head_dim]
+            Views of the cache, up to the end of the longest row.
+        """
+        keys, values, new = self.keys[layer], self.values[layer], new_keys.shape[2]
+        for row, length in enumerate(self.lengths.tolist()):
+            room = self.capacity - length  # padding may reach past the last slot
+            keys[row, :, length : length + new] = new_keys[row, :, :room]
+            values[row, :, length : length + new] = new_values[row, :, :room]
+        return keys[:, :, : self.length + new], values[:, :, : self.length + new]
+
+    def advance(self, counts):
+        """Count the tokens that a forward pass has brought: `counts` of them in each row."""
+        self.lengths = self.lengths + counts
+
+    def crop(self, length):
+        """Forget every token at position `length` and behind it.
+
+        Raises
+        ------
+        InputError
+            If length is negative or above the length of the longest row.
+        """
+        if not 0 <= length <= self.length:
+            raise InputError(f"cannot crop to {length} tokens a cache that holds {self.length}")
+        self.lengths = np.minimum(self.lengths, length)
+
+    def copy(self):
+        """Return a cache that holds the same and shares no memory with this one."""
+        twin = object.__new__(KVCache)
+        twin.keys = [array.copy() for array in self.keys]
+        twin.values = [array.copy() for array in self.values]
+        twin.lengths = self.lengths.copy()
+        return twin
+
+    def check(self, config, batch, counts):
+        """Make sure that a pass fits before anything is written.
+
+        Raises
+        ------
+        InputError
+            If the cache is of another model or batch, or has too few slots left.
+        """
+        made_for = (len(self.keys), *self.keys[0].shape[1::2], len(self.lengths))
+        asked = (config.n_layers, config.n_heads, config.head_dim, batch)
+        if made_for != asked:
+            words = "{} layers, {} heads of {} and {} rows"
+            raise InputError(
+                f"the cache is made for {words.format(*made_for)}, "
+                f"the pass has {words.format(*asked)}"
+            )
+        needed = int((self.lengths + counts).max())
+        if needed > self.capacity:
+            raise InputError(
+                f"the cache has {self.capacity} slots and {needed} are needed; "
+                "make it with a larger capacity"
+            )

@@ -1,0 +1,137 @@
+"""The model: tokens in, logits out."""
+
+import numpy as np
+
+from .attention import attention
+from .config import InputError
+from .functions import gelu_new, layer_norm, linear
+from .trace import silent
+
+
+def forward(tokens, weights, config, cache, *, counts=None, last_only=True, trace=silent):
+    """One pass of new tokens through the model.
+
+    Which path it is depends on the cache alone. With `KVCache` the tokens continue those that
+    the cache holds; with `Recompute` they are the whole sequence.
+
+    Parameters
+    ----------
+    tokens : array of int [batch, new]
+        The ids of the new tokens. Rows of different lengths are padded on the right, with any id.
+    weights : Weights
+    config : Config
+    cache : Recompute or KVCache
+        Holds the tokens before these; it has these too when the pass has succeeded, and is
+        unchanged when it has not.
+    counts : array of int [batch], optional
+        How many tokens of each row are real; by default all of them.
+    last_only : bool, optional
+        Return the logits of each row's last real token alone, or those of all tokens (those of
+        padding mean nothing).
+    trace : Trace, optional
+
+    Returns
+    -------
+    logits : array [batch, 1 or new, vocab]
+        For each token, the score of every token that may come next.
+
+    Raises
+    ------
+    InputError
+        If an id or a count is out of range or not a whole number, if the sequence becomes longer
+        than the context, or if the cache is too small or of another model or batch.
+    """
+    tokens, counts = check_input(tokens, counts, config, cache)
+    positions = cache.lengths[:, None] + np.arange(tokens.shape[1])  # [batch or 1, new]
+    positions = np.minimum(positions, config.context - 1)  # padding may reach past the end
+
+    residual = embed(tokens, positions, weights)  # [batch, new, width]
+    for layer in range(config.n_layers):
+        inside = trace.within(f"block{layer}")
+        residual = block(residual, weights.blocks[layer], config, cache, layer, positions, inside)
+    if last_only:
+        ends = [residual[row, count - 1 : count] for row, count in enumerate(counts.tolist())]
+        residual = np.stack(ends)  # [batch, 1, width]
+    final = layer_norm(residual, *weights.norm, config.eps)  # [batch, 1 or new, width]
+    logits = linear(final, weights.unembedding)  # [batch, 1 or new, vocab]
+    trace(final=final, logits=logits)
+    cache.advance(counts)
+    return logits
+
+
+def embed(tokens, positions, weights):
+    """The vector of each token plus the vector of its position: [batch, new, width]."""
+    token_table, position_table = weights.token_embedding, weights.position_embedding
+    return (
+        token_table[np.asarray(tokens, like=token_table)]
+        + position_table[np.asarray(positions, like=position_table)]
+    )
+
+
+def block(before, weights, config, cache, layer, positions, trace=silent):
+    """One layer: attention between the tokens, then the mlp on each; both add to the residual.
+
+    Parameters
+    ----------
+    before : array [batch, new, width]
+    weights : Block
+    config : Config
+    cache : Recompute or KVCache
+    layer : int
+        The number of this layer, from 0.
+    positions : NumPy array [batch or 1, new]
+    trace : Trace, optional
+
+    Returns
+    -------
+    array [batch, new, width]
+    """
+    window = config.windows[layer]
+    normed_1 = layer_norm(before, *weights.norm_1, config.eps)  # [batch, new, width]
+    trace(before=before, normed_1=normed_1)
+    attended = attention(
+        normed_1, weights.attention, cache, layer, positions, window, config.n_heads, trace
+    )  # [batch, new, width]
+    middle = before + attended
+    normed_2 = layer_norm(middle, *weights.norm_2, config.eps)  # [batch, new, width]
+    after = middle + mlp(normed_2, weights.mlp)
+    trace(middle=middle, normed_2=normed_2, after=after)
+    return after
+
+
+def mlp(x, weights):
+    """Widen each vector, keep what the activation lets through, narrow it again."""
+    inner = gelu_new(linear(x, weights.up, weights.up_bias))  # [batch, new, inner]
+    return linear(inner, weights.down, weights.down_bias)  # [batch, new, width]
+
+
+def check_input(tokens, counts, config, cache):
+    """Return tokens and counts as NumPy arrays, or refuse them before any work is done."""
+    tokens = check_ids(tokens, config)
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise InputError(f"tokens have the shape {tokens.shape}; [batch, new] is needed, 1 or more")
+    batch, new = tokens.shape
+    counts = np.full(batch, new) if counts is None else np.asarray(counts)
+    if counts.shape != (batch,) or counts.dtype.kind not in "iu":
+        raise InputError(f"counts must be {batch} whole numbers, one for each row")
+    if counts.min() < 1 or counts.max() > new:
+        raise InputError(f"counts are {counts.tolist()}; each must lie between 1 and {new}")
+    needed = int((cache.lengths + counts).max())
+    if needed > config.context:
+        raise InputError(f"{needed} positions are needed; this model has {config.context}")
+    cache.check(config, batch, counts)
+    return tokens, counts
+
+
+def check_ids(ids, config):
+    """Return token ids as a NumPy array, or name the one that is no token of this model."""
+    try:
+        ids = np.asarray(ids)
+    except ValueError:
+        raise InputError("token ids must form rows of one length; pad the shorter ones") from None
+    if ids.size and ids.dtype.kind not in "iu":
+        raise InputError(f"token ids must be whole numbers; these are {ids.dtype}")
+    if ids.size and not (ids.min() >= 0 and ids.max() < config.vocab):
+        wrong = ids[(ids < 0) | (ids >= config.vocab)].flat[0]
+        raise InputError(f"{wrong} is no token of this model; ids are 0 to {config.vocab - 1}")
+    return ids
