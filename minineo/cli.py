@@ -73,7 +73,7 @@ def compare_command(
     model: Annotated[
         str, typer.Option(help="'tiny', the embedded model, or a model's folder.")
     ] = "tiny",
-    new_tokens: Annotated[int, typer.Option(help="Number of steps.", min=1)] = 32,
+    new_tokens: Annotated[int, typer.Option(help="Number of steps, 1 or more.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         Literal["float32", "float64"], typer.Option(help="float64 tells rounding from a fault.")
@@ -307,3 +307,7 @@ def write_picture(figure, file):
     """Write a figure to a file whose name tells its kind."""
     with whole_file(file) as draft:
         figure.savefig(draft)
+
+
+if __name__ == "__main__":
+    main()

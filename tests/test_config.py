@@ -9,7 +9,9 @@ def test_global_layers_see_the_whole_context_and_local_ones_their_window():
 
 
 def test_layer_kinds_are_expanded_in_order():
-    config = tiny_config(attention_types=[[["local"], 1], [["global", "local"], 1], [["global"], 1]])
+    config = tiny_config(
+        attention_types=[[["local"], 1], [["global", "local"], 1], [["global"], 1]]
+    )
     assert config.windows == (4, 32, 4, 32)
 
 
@@ -49,7 +51,7 @@ def test_fields_that_old_configs_carry_are_ignored():
     ],
 )
 def test_what_cannot_be_is_refused_by_name(changes, complaint):
-    with pytest.raises(InputError, match="^[^\n]+$") as error:
+    with pytest.raises(InputError, match=r"^[^\n]+$") as error:
         Config.from_dict(TINY | changes)
     assert complaint in str(error.value)
 

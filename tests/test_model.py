@@ -93,10 +93,21 @@ def test_a_trace_changes_nothing(model):
 def test_a_trace_names_every_value_in_the_order_of_the_computation(model):
     trace = Trace()
     run(model, random_ids(model.config, 2, 5), Recompute(), trace=trace)
-    inside = (
-        "before normed_1 queries new_keys new_values keys values scores pattern mixed "
-        "middle normed_2 after"
-    ).split()
+    inside = [
+        "before",
+        "normed_1",
+        "queries",
+        "new_keys",
+        "new_values",
+        "keys",
+        "values",
+        "scores",
+        "pattern",
+        "mixed",
+        "middle",
+        "normed_2",
+        "after",
+    ]
     want = [f"block{layer}.{name}" for layer in range(4) for name in inside]
     assert list(trace) == [*want, "final", "logits"]
     shapes = {name: trace[f"block1.{name}"].shape for name in inside}

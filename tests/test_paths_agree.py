@@ -1,5 +1,7 @@
 """The cached path equals the naive one: whatever the chunks, rows and windows."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,10 +40,7 @@ def in_chunks(model, tokens, cuts, cache):
     """Feed tokens in pieces that end at the cuts; return the logits of all positions."""
     edges = sorted({0, *cuts, tokens.shape[1]})
     return np.concatenate(
-        [
-            run(model, tokens[:, a:b], cache, last_only=False)
-            for a, b in zip(edges, edges[1:], strict=False)
-        ],
+        [run(model, tokens[:, a:b], cache, last_only=False) for a, b in pairwise(edges)],
         axis=1,
     )
 

@@ -29,7 +29,7 @@ def find(name_or_path):
                 return weights / name
         raise InputError(f"the embedded model {name!r} is missing; install minineo again")
     folder = Path(name).expanduser()
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         raise InputError(
             f"unknown model {name!r}: give 'tiny' or a folder with config.json, "
             "model.safetensors and tokenizer.json"

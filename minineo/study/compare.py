@@ -39,7 +39,7 @@ class StepPair:
     @property
     def same_token(self) -> bool:
         """Whether both paths prefer the same token."""
-        return self.cached.token == int(np.argmax(self.naive.logits))
+        return self.cached.token == best(self.naive.logits)
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,10 @@ def compare(
         raise InputError(f"max_new_tokens is {max_new_tokens!r}; a comparison needs 1 or more")
     total = 2 * min(max_new_tokens, model.config.context - len(ids) + 1)
 
-    def run(path, count, **options):
-        return generate(model, ids, path=path, max_new_tokens=count, stop_at_end=False, **options)
+    def run(path, count, choose=best):
+        return generate(
+            model, ids, path=path, max_new_tokens=count, stop_at_end=False, choose=choose
+        )
 
     cached: list[Step] = []
     pairs: list[StepPair] = []
@@ -235,7 +237,7 @@ def compare(
         for step in run("cached", max_new_tokens):
             cached.append(step)
             progress(len(cached), total)
-        for twin in run("naive", max_new_tokens, choose=replay(cached)):
+        for twin in run("naive", max_new_tokens, replay(cached)):
             pairs.append(pair_up(cached[twin.index], twin))
             progress(len(cached) + len(pairs), total)
     except Exception as caught:  # a path that breaks down is a finding, not the end
@@ -249,6 +251,11 @@ def compare(
         if divergence is None and error:
             raise error
     return Comparison(model, ids, pairs, tolerance, divergence)
+
+
+def best(logits):
+    """Choose the largest logit, or one that is not a number: a finding, not a reason to stop."""
+    return int(np.argmax(logits))
 
 
 def replay(steps):
@@ -275,7 +282,9 @@ def locate(model, ids, max_new_tokens):
     traces = {"cached": Trace(), "naive": Trace()}
     chosen: list[int] = []
     options = {"max_new_tokens": max_new_tokens, "stop_at_end": False}
-    cached_steps = generate(model, ids, path="cached", trace=traces["cached"], **options)
+    cached_steps = generate(
+        model, ids, path="cached", trace=traces["cached"], choose=best, **options
+    )
     naive_steps = generate(
         model,
         ids,

@@ -1,0 +1,220 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from minineo import KVCache, cli
+
+STORY = "Once upon a time"
+
+
+def minineo(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "minineo.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def call(capsys, *arguments):
+    """Run the command in this process; return its exit status and what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["minineo", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    printed = capsys.readouterr()
+    return left.value.code or 0, printed.out, printed.err
+
+
+def test_compare_prints_the_ledger_the_verdict_and_the_text(capsys):
+    status, out, err = call(capsys, "compare", STORY, "--new-tokens", "5", "--device", "cpu")
+    assert status == 0
+    assert err == ""
+    ledger = [line for line in out.splitlines() if "prefill" in line or "decode" in line]
+    assert [line.split()[0] for line in ledger] == ["0", "1", "2", "3", "4"]
+    assert "Both paths say the same: 5 of 5 tokens equal" in " ".join(out.split())
+    assert STORY in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in "".join(line[40:] for line in ledger)
+
+
+def test_compare_without_arguments_runs_the_embedded_model(capsys):
+    status, out, _ = call(capsys, "compare")
+    assert status == 0
+    assert out.startswith("tiny: 6 layers")
+    assert cli.PROMPT.split()[0] in out
+
+
+def test_compare_writes_numbers_and_a_picture(capsys, tmp_path):
+    numbers, picture = tmp_path / "out.json", tmp_path / "my picture.png"
+    status, *_ = call(
+        capsys,
+        "compare",
+        STORY,
+        "--new-tokens",
+        "4",
+        "--json",
+        str(numbers),
+        "--plot",
+        str(picture),
+    )
+    assert status == 0
+    assert json.loads(numbers.read_text())["new_tokens"] == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(tmp_path.iterdir()) == [picture, numbers], "nothing else is left behind"
+
+
+def test_json_to_the_standard_output_is_all_that_stands_there(capsys):
+    status, out, err = call(capsys, "compare", STORY, "--new-tokens", "2", "--json", "-")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["model"] == "tiny"
+
+
+def test_float64_agrees_to_1e_10(capsys):
+    status, out, _ = call(
+        capsys, "compare", STORY, "--new-tokens", "70", "--dtype", "float64", "--json", "-"
+    )
+    data = json.loads(out)
+    assert status == 0
+    assert data["dtype"] == "float64"
+    assert data["summary"]["max_abs_logit_diff"] < 1e-10
+
+
+def test_a_fault_in_the_cache_gives_status_1_and_says_where(capsys, monkeypatch):
+    extend = KVCache.extend
+
+    def fault(cache, layer, new_keys, new_values):
+        keys, values = extend(cache, layer, new_keys, new_values)
+        return (keys * 2 if layer == 3 else keys), values
+
+    monkeypatch.setattr(KVCache, "extend", fault)
+    status, out, _ = call(capsys, "compare", STORY, "--new-tokens", "3")
+    assert status == 1
+    assert "first at step 0, layer 3, keys" in " ".join(out.split())
+
+
+def test_a_cache_that_breaks_down_at_once_gives_status_1_and_says_so(capsys, monkeypatch):
+    def fault(cache, layer, new_keys, new_values):
+        raise ValueError("shapes do not fit")
+
+    monkeypatch.setattr(KVCache, "extend", fault)
+    status, out, _ = call(capsys, "compare", STORY, "--new-tokens", "3")
+    assert status == 1
+    assert "the cached path broke down: shapes do not fit" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["compare", ""], "the prompt is empty"),
+        (["compare", "a b " * 600], "this model reads 512 at most"),
+        (["compare", "\udcff"], "not valid text"),
+        (["compare", "--model", "gpt-5"], "unknown model 'gpt-5'"),
+        (["compare", "--model", "tests"], "no config.json"),
+        (["compare", "--new-tokens", "0"], "max_new_tokens is 0"),
+        (["compare", "--new-tokens", "x"], "--new-tokens"),
+        (["compare", "--dtype", "float16"], "'float16' is not one of 'float32', 'float64'"),
+        (["compare", "--device", "tpu"], "unknown device 'tpu'"),
+        (["compare", "--json", "no/such/folder/out.json"], "no/such/folder does not exist"),
+        (["compare", "--json", "."], ". is a folder"),
+        (["compare", "--plot", "picture.bmp"], ".png, .svg or .pdf"),
+        (["compare", "--plot", "no/such/folder/p.png"], "no/such/folder does not exist"),
+        (["compare", "--no-such-option"], "No such option: --no-such-option"),
+        (["compare", "two", "prompts"], "unexpected extra argument"),
+        (["no-such-command"], "No such command 'no-such-command'"),
+    ],
+)
+def test_bad_input_gives_one_line_and_status_2(capsys, arguments, complaint, request, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+    status, out, err = call(capsys, *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("minineo: ")
+    assert err.count("\n") == 1
+    assert complaint in err
+
+
+def test_an_unwritable_folder_is_refused_before_any_work(capsys, tmp_path, monkeypatch):
+    if os.geteuid() == 0:  # root may write anywhere: ask the system to say no
+
+        def refuse(**options):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse)
+    else:
+        tmp_path.chmod(0o500)
+    monkeypatch.setattr(cli, "load", None)
+    status, _, err = call(capsys, "compare", "--json", str(tmp_path / "out.json"))
+    assert status == 2
+    assert "Permission denied" in err
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    file = tmp_path / "out.json"
+    file.write_text("old")
+    with pytest.raises(TypeError):
+        cli.write_json({"a": object()}, str(file))
+    with pytest.raises(ValueError, match="nan"):
+        cli.write_json({"a": float("nan")}, str(file))
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_help_of_every_command_shows_an_example(capsys):
+    _, out, _ = call(capsys, "--help")
+    for command in cli.app.registered_commands:
+        assert command.name in out
+        _, text, _ = call(capsys, command.name, "--help")
+        assert f"Example: minineo {command.name}" in " ".join(text.split())
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    from minineo import __version__
+
+    assert call(capsys, "--version") == (0, f"{__version__}\n", "")
+
+
+def test_the_command_runs_as_a_program_of_its_own(tmp_path):
+    done = minineo("compare", STORY, "--new-tokens", "2", "--json", "out.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "out.json").read_text())["summary"]["agree"] is True
+
+
+def test_without_a_display_a_picture_is_drawn_all_the_same(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+    done = minineo(
+        "compare", STORY, "--new-tokens", "2", "--plot", "p.svg", cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"<svg" in (tmp_path / "p.svg").read_bytes()
+
+
+def test_an_interrupt_is_quiet(tmp_path):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "minineo.cli",
+            "compare",
+            "--new-tokens",
+            "460",
+            "--json",
+            "out.json",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err) == (b"", b"")
+    assert list(tmp_path.iterdir()) == []
