@@ -95,7 +95,7 @@ def compare_command(
     with progress_bar("both paths") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
     if json_file != "-":
-        print_comparison(comparison, Console())
+        print_comparison(comparison, Console(highlight=False))
     if json_file is not None:
         write_json(comparison.to_json(), json_file)
     if plot_file is not None:
@@ -108,13 +108,13 @@ def compare_command(
 def print_comparison(comparison: Comparison, console: Console):
     """Print the ledger, the verdict and the text."""
     model, config = comparison.model, comparison.model.config
-    local = sorted({w for w in config.windows if w < config.context})
-    console.print(
-        f"[bold]{model.name}[/]: {config.n_layers} layers of width {config.width}, "
-        f"{config.n_heads} heads, context {config.context}"
-        + (f", local window {local[0]}" if local else "")
-        + f"; {model.device.name}, {model.dtype}"
+    local = [window for window in config.windows if window < config.context]
+    shape = (
+        f": {config.n_layers} layers of width {config.width}, {config.n_heads} heads, context "
+        f"{config.context}{f', local window {local[0]}' if local else ''}; "
+        f"{model.device.name}, {model.dtype}"
     )
+    console.print(Text.assemble((model.name, "bold"), shape))
     if model.device.why:
         console.print(Text(model.device.why, style="dim"))
     console.print()

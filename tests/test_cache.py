@@ -182,3 +182,10 @@ def test_bytes_are_those_of_a_key_and_a_value_in_every_layer(dtype):
     run(model, random_ids(model.config, 2, 5), cache, counts=[5, 1])
     assert cache.used_bytes == 6 * 2 * 4 * 32 * itemsize
     assert cache.keys[0].dtype == dtype
+
+
+def test_crop_leaves_shorter_rows_alone(model):
+    cache = cache_of(model, batch=2)
+    run(model, random_ids(model.config, 2, 9), cache, counts=[9, 2])
+    cache.crop(4)
+    assert cache.lengths.tolist() == [4, 2]

@@ -76,14 +76,13 @@ def attend(queries, keys, values, positions, window, trace=silent):
         first, last = positions[:, rows.start].min(), positions[:, rows.stop - 1].max()
         slots = slice(max(0, first - window + 1), min(last + 1, all_slots))  # what these rows see
 
-        scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(
-            -1, -2
-        )  # [batch, heads, rows, slots]
+        # scores and pattern are [batch, heads, rows, slots]
+        scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
         if first < last:  # a query alone sees all of these slots
             distance = positions[:, rows, None] - np.arange(slots.start, slots.stop)
             hidden = (distance < 0) | (distance >= window)  # [batch, rows, slots]
             hide(scores, hidden)
-        pattern = softmax(scores)  # [batch, heads, rows, slots]
+        pattern = softmax(scores)
         mixed[:, :, rows] = pattern @ values[:, :, slots]
 
         trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)

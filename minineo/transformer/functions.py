@@ -46,8 +46,10 @@ def layer_norm(x, scale, shift, eps):
     ----------
     Ba, Kiros, Hinton (2016), Layer Normalization, arXiv:1607.06450.
     """
-    centered = x - x.mean(axis=-1, keepdims=True)
-    variance = (centered * centered).mean(axis=-1, keepdims=True)
+    width = x.shape[-1]
+    mean = x.sum(axis=-1, keepdims=True) / width
+    centered = x - mean
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / width
     return centered / np.sqrt(variance + eps) * scale + shift
 
 

@@ -1,0 +1,285 @@
+"""Real faults, put into a copy of the code: each must turn the suite red."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+SUITE = [
+    f"tests/test_{name}.py"
+    for name in (
+        "functions", "attention", "config", "model", "cache", "paths_agree", "generate", "reference",
+    )
+]  # fmt: skip
+
+ATTENTION, CACHE, CONFIG, FUNCTIONS, MODEL = (
+    f"transformer/{name}.py" for name in ("attention", "cache", "config", "functions", "model")
+)
+GENERATE = "generation/generate.py"
+
+# name: [(file, text, text in its place), ...]
+FAULTS = {
+    "attention: window one too wide": [
+        (
+            ATTENTION,
+            "first - window + 1), min(last + 1, all_slots))",
+            "first - window), min(last + 1, all_slots))",
+        ),
+        (ATTENTION, "distance >= window", "distance > window"),
+    ],
+    "attention: window one too narrow": [
+        (ATTENTION, "first - window + 1", "first - window + 2"),
+        (ATTENTION, "distance >= window", "distance >= window - 1 + (window == 1)"),
+    ],
+    "attention: window measured from the chunk's first row": [
+        (ATTENTION, "(distance >= window)", "(distance[:, :1] >= window)"),
+    ],
+    "attention: window ignored where several queries are fed": [
+        (ATTENTION, "(distance < 0) | (distance >= window)", "distance < 0"),
+    ],
+    "attention: window ignored where one query is fed": [
+        (ATTENTION, "max(0, first - window + 1)", "0"),
+    ],
+    "attention: local layers run as global": [
+        (CONFIG, 'context if kind == "global" else local_window', "context"),
+    ],
+    "attention: layer pattern hard-coded as alternating": [
+        (
+            CONFIG,
+            'context if kind == "global" else local_window for kind in kinds',
+            "local_window if layer % 2 else context for layer in range(n_layers)",
+        ),
+    ],
+    "attention: default scale": [
+        (
+            ATTENTION,
+            "keys[:, :, slots].swapaxes(-1, -2)",
+            "keys[:, :, slots].swapaxes(-1, -2) / queries.shape[-1] ** 0.5",
+        ),
+    ],
+    "attention: no causal mask in a prefill": [
+        (ATTENTION, "(distance < 0) | (distance >= window)", "distance >= window"),
+    ],
+    "attention: mask not offset on a warm cache": [
+        (
+            ATTENTION,
+            "positions[:, rows, None] - np.arange",
+            "positions[:, rows, None] - positions[:, :1, None] - np.arange",
+        ),
+    ],
+    "attention: nothing hidden from single tokens of a ragged batch": [
+        (ATTENTION, "if first < last:", "if new > 1:"),
+    ],
+    "attention: rows of a second block hidden as those of the first": [
+        (
+            ATTENTION,
+            "distance = positions[:, rows, None]",
+            "distance = positions[:, : rows.stop - rows.start, None]",
+        ),
+    ],
+    "attention: heads interleaved": [
+        (
+            ATTENTION,
+            "x.reshape(batch, new, n_heads, width // n_heads).swapaxes(1, 2)",
+            "x.reshape(batch, new, width // n_heads, n_heads).transpose(0, 3, 1, 2)",
+        ),
+    ],
+    "attention: output bias forgotten": [
+        (ATTENTION, "weights.output, weights.output_bias)", "weights.output)"),
+    ],
+    "attention: query bias invented": [
+        (ATTENTION, "linear(x, weights.query)", "linear(x, weights.query, weights.output_bias)"),
+    ],
+    "attention: width not divisible by heads accepted": [
+        (CONFIG, "if width % n_heads:", "if False:"),
+    ],
+    "mlp: up bias forgotten": [
+        (MODEL, "weights.up, weights.up_bias", "weights.up"),
+    ],
+    "mlp: down bias forgotten": [
+        (MODEL, "weights.down, weights.down_bias", "weights.down"),
+    ],
+    "mlp: sigmoid form of GELU": [
+        (FUNCTIONS, "    y *= 0.044715 * a\n    y += a\n", "    y[...] = -1.702\n"),
+    ],
+    "mlp: GELU in float64": [
+        (FUNCTIONS, "math.sqrt(2 / math.pi)", "np.sqrt(2 / np.pi)"),
+        (FUNCTIONS, "    y = x * x ", "    y = x * x * (-a / -a) "),
+    ],
+    "norm: eps hard-coded": [
+        (FUNCTIONS, "variance + eps", "variance + 1e-5"),
+    ],
+    "norm: variance of n - 1": [
+        (
+            FUNCTIONS,
+            "(centered * centered).sum(axis=-1, keepdims=True) / width",
+            "(centered * centered).sum(axis=-1, keepdims=True) / max(1, width - 1)",
+        ),
+    ],
+    "softmax: largest score not subtracted": [
+        (FUNCTIONS, "scores - scores.max(axis=-1, keepdims=True)", "scores.copy()"),
+    ],
+    "model: last column taken for the last real token": [
+        (MODEL, "residual[row, count - 1 : count]", "residual[row, -1:]"),
+    ],
+    "model: untied head ignored": [
+        (MODEL, "weights.unembedding", "weights.token_embedding"),
+    ],
+    "model: one position too many": [
+        (MODEL, "if needed > config.context:", "if needed > config.context + 1:"),
+    ],
+    "model: last position unusable": [
+        (MODEL, "if needed > config.context:", "if needed >= config.context:"),
+    ],
+    "model: padding past the last position not stopped": [
+        (MODEL, "np.minimum(positions, config.context - 1)", "positions"),
+    ],
+    "cache: first decode position one too far": [
+        (
+            MODEL,
+            "cache.lengths[:, None] + np.arange",
+            "cache.lengths[:, None] + (cache.lengths[:, None] > 0) + np.arange",
+        ),
+    ],
+    "cache: a write skipped": [
+        (
+            CACHE,
+            "            values[row, :, length : length + new] = new_values[row, :, :room]\n",
+            "",
+        ),
+    ],
+    "cache: slot 0 never written": [
+        (
+            CACHE,
+            "        return keys[:, :, : self.length + new]",
+            "        keys[:, :, 0] = 0\n        return keys[:, :, : self.length + new]",
+        ),
+    ],
+    "cache: length one too large": [
+        (
+            CACHE,
+            "self.lengths + counts\n\n    def crop",
+            "self.lengths + counts + 1\n\n    def crop",
+        ),
+    ],
+    "cache: newest key dropped": [
+        (
+            CACHE,
+            "keys[:, :, : self.length + new], values[:, :, : self.length + new]",
+            "keys[:, :, : self.length + new - 1], values[:, :, : self.length + new - 1]",
+        ),
+    ],
+    "cache: slots behind the end returned": [
+        (
+            CACHE,
+            "return keys[:, :, : self.length + new], values[:, :, : self.length + new]",
+            "return keys, values",
+        ),
+        (ATTENTION, "min(last + 1, all_slots)", "all_slots"),
+    ],
+    "cache: keys and values swapped": [
+        (
+            CACHE,
+            "keys, values, new = self.keys[layer], self.values[layer]",
+            "values, keys, new = self.keys[layer], self.values[layer]",
+        ),
+        (
+            CACHE,
+            "return keys[:, :, : self.length + new], values",
+            "return keys[:, :, : self.length + new], keys",
+        ),
+    ],
+    "cache: one layer's storage for all": [
+        (CACHE, "for _ in range(config.n_layers)]", "for _ in range(1)] * config.n_layers"),
+    ],
+    "cache: padding counted": [
+        (MODEL, "cache.advance(counts)", "cache.advance(tokens.shape[1])"),
+    ],
+    "cache: all rows as long as the longest": [
+        (CACHE, "enumerate(self.lengths.tolist())", "enumerate([self.length] * len(self.lengths))"),
+    ],
+    "cache: capacity held against the new tokens alone": [
+        (CACHE, "int((self.lengths + counts).max())", "int(counts.max())"),
+    ],
+    "cache: crop does nothing": [
+        (CACHE, "self.lengths = np.minimum(self.lengths, length)", "pass"),
+    ],
+    "cache: crop lengthens shorter rows": [
+        (CACHE, "np.minimum(self.lengths, length)", "np.full_like(self.lengths, length)"),
+    ],
+    "cache: a copy shares memory": [
+        (
+            CACHE,
+            "twin.values = [array.copy() for array in self.values]",
+            "twin.values = [array for array in self.values]",
+        ),
+    ],
+    "cache: a second prompt finds the first one's": [
+        (
+            GENERATE,
+            "    capacity = min(length, model.config.context)\n    return KVCache(",
+            "    capacity = model.config.context\n    model.__dict__.setdefault('kept', KVCache(",
+        ),
+        (
+            GENERATE,
+            "like=model.weights.token_embedding)",
+            "like=model.weights.token_embedding))\n    return model.__dict__['kept']",
+        ),
+    ],
+    "cache: one of another model accepted": [
+        (CACHE, "if made_for != asked:", "if False:"),
+    ],
+    "generation: last position unusable": [
+        (GENERATE, "length == model.config.context", "length == model.config.context - 1"),
+    ],
+    "generation: one token too many": [
+        (GENERATE, "index + 1 == max_new_tokens or", ""),
+        (GENERATE, "range(max_new_tokens)", "range(max_new_tokens + (max_new_tokens > 0))"),
+    ],
+    "generation: end of text not heeded": [
+        (GENERATE, "if stop_at_end and", "if not stop_at_end and"),
+    ],
+}
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """A function that runs the small suite on a copy of the code, with a fault in it."""
+    for folder in ("minineo", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "weights").symlink_to(ROOT / "weights")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
+    def run(fault=()):
+        for file, old, new in fault:
+            path = tmp_path / "minineo" / file
+            text = path.read_text(encoding="utf-8")
+            assert text.count(old) == 1, old
+            path.write_text(text.replace(old, new), encoding="utf-8")
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *SUITE],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_without_a_fault_the_suite_is_green(suite):
+    done = suite()
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_turns_the_suite_red(suite, name):
+    done = suite(FAULTS[name])
+    assert done.returncode == 1, done.stdout
+    assert " failed" in done.stdout
