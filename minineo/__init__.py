@@ -5,6 +5,8 @@ from importlib.metadata import version
 from .checkpoints import Model, load
 from .generation import Step, generate
 from .study import Comparison, compare
+from .study.score import Score, score
+from .study.verify import Verification, verify
 from .transformer import Config, InputError, KVCache, Recompute, Trace, Weights, forward
 
 __version__ = version("minineo")
@@ -16,11 +18,15 @@ __all__ = [
     "KVCache",
     "Model",
     "Recompute",
+    "Score",
     "Step",
     "Trace",
+    "Verification",
     "Weights",
     "compare",
     "forward",
     "generate",
     "load",
+    "score",
+    "verify",
 ]

@@ -5,18 +5,21 @@ import json
 import os
 import sys
 import tempfile
+import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from . import __version__
-from .checkpoints import load
-from .study import Comparison, compare
+from .checkpoints import known_models, load
+from .study import compare
+from .study.bench import bench
+from .study.verify import verify
+from .tables import model_table, print_benchmark, print_comparison, print_verification
 from .transformer import InputError
 
 PROMPT = (
@@ -34,10 +37,11 @@ app = typer.Typer(
 
 def main():
     """Run the command line and exit: 0 fine, 1 the check failed, 2 bad usage or input."""
+    warnings.showwarning = lambda message, *_: complain(str(message))
     try:
         status = app(standalone_mode=False)
     except typer.TyperException as error:
-        status = fail(error.format_message())
+        status = fail(error.format_message()) if error.format_message() else 2  # help was shown
     except (InputError, OSError, MemoryError) as error:
         status = fail(str(error) or "there is not enough memory")
     except (KeyboardInterrupt, typer.Abort):
@@ -47,8 +51,13 @@ def main():
 
 def fail(message):
     """Print one line and return the exit status."""
-    print(f"minineo: {' '.join(message.split())}", file=sys.stderr)
+    complain(message)
     return 2
+
+
+def complain(message):
+    """Print one line to the standard error."""
+    print(f"minineo: {' '.join(message.split())}", file=sys.stderr)
 
 
 def print_version(wanted: bool):
@@ -92,7 +101,7 @@ def compare_command(
     check_writable(json_file)
     check_picture(plot_file)
     loaded = load(model, device=device, dtype=dtype)
-    with progress_bar("both paths") as progress:
+    with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
     if json_file != "-":
         print_comparison(comparison, Console(highlight=False))
@@ -105,153 +114,101 @@ def compare_command(
     return 0 if comparison.agree else 1
 
 
-def print_comparison(comparison: Comparison, console: Console):
-    """Print the ledger, the verdict and the text."""
-    model, config = comparison.model, comparison.model.config
-    local = [window for window in config.windows if window < config.context]
-    shape = (
-        f": {config.n_layers} layers of width {config.width}, {config.n_heads} heads, context "
-        f"{config.context}{f', local window {local[0]}' if local else ''}; "
-        f"{model.device.name}, {model.dtype}"
-    )
-    console.print(Text.assemble((model.name, "bold"), shape))
-    if model.device.why:
-        console.print(Text(model.device.why, style="dim"))
-    console.print()
-    console.print(ledger(comparison))
-    console.print()
-    console.print(verdict(comparison))
-    console.print()
-    if comparison.pairs:
-        console.print(times(comparison))
-        console.print()
-        console.print(cost(comparison))
-        console.print()
-        console.print(written_text(comparison))
+@app.command("bench", epilog="Example: minineo bench --shape 125m --against transformers")
+def bench_command(
+    model: Annotated[
+        str | None, typer.Option(help="'tiny', which is the default, or a model's folder.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Random weights of a public model's shape, such as 125m or 1.3b."),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Measure 'transformers' too, and print ratios.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Number of processes that time each contestant, 1 or more.")
+    ] = 3,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write all numbers to a file, or to -.")
+    ] = None,
+):
+    """Measure this machine's prefill and decode against its own limits, and transformers.
 
+    Give it a machine that does nothing else: it warns when others keep cores busy.
+    """
+    check_writable(json_file)
 
-def ledger(comparison: Comparison) -> Table:
-    """Return a table with a row for every step."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    columns = [
-        ("step", 4), ("phase", 7), ("token", 11), ("keys\nseen", 4),
-        ("cached\nfed", 6), ("\nms", 6), ("\nKiB", 5),
-        ("naive\nfed", 5), ("\nms", 6), ("logits\ndiffer", 7), ("best\nlead", 5), ("same", 4),
-    ]  # fmt: skip
-    for name, width in columns:
-        left = name in ("phase", "token")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=width)
-    for pair in comparison.pairs:
-        cached, naive = pair.cached, pair.naive
-        if pair.same_token:
-            same = Text("yes")
-        else:  # between tokens closer than rounding, either choice is right
-            same = Text("tie") if pair.gap <= 2 * comparison.tolerance else Text("NO", "bold red")
-        wrong = not pair.difference <= comparison.tolerance
-        table.add_row(
-            str(cached.index),
-            cached.phase,
-            token_text(comparison.model, cached.token),
-            str(cached.length),
-            str(cached.fed),
-            milliseconds(cached.seconds),
-            f"{cached.cache_bytes / 1024:,.0f}",
-            str(naive.fed),
-            milliseconds(naive.seconds),
-            Text(f"{pair.difference:.1e}", style="bold red" if wrong else ""),
-            f"{pair.gap:.2f}",
-            same,
-            style="bold" if cached.phase == "prefill" else None,
+    with progress_bar("bench", "measures") as progress:
+        benchmark = bench(
+            model, shape=shape, against=against, rounds=rounds, progress=progress, warn=complain
         )
-    return table
+    if json_file != "-":
+        print_benchmark(benchmark, Console(highlight=False))
+    if json_file is not None:
+        write_json(benchmark.to_json(), json_file)
+    return 0
 
 
-def token_text(model, token):
-    """Return a token as a short piece of quoted text."""
-    if model.tokenizer is None:
-        return Text(str(token))
-    text = repr(model.decode([token]))
-    return Text(text if len(text) <= 11 else f"{text[:10]}…")
+@app.command("verify", epilog="Example: minineo verify --model gpt-neo-125m --json parity.json")
+def verify_command(
+    model: Annotated[
+        str, typer.Option(help="'tiny', a public model's name, owner/name, or a model's folder.")
+    ] = "tiny",
+    length: Annotated[
+        list[int] | None,
+        typer.Option(help="A length to try, in tokens; may be given several times."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda: where minineo runs.")] = "auto",
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write all numbers to a file, or to -.")
+    ] = None,
+):
+    """Run transformers on the same weights and hold every layer against it, on both paths.
+
+    Exit status 1 means that a value differs by more than rounding.
+    """
+    check_writable(json_file)
+    with progress_bar("verify", "passes") as progress:
+        verification = verify(model, device=device, lengths=length or None, progress=progress)
+    if json_file != "-":
+        print_verification(verification, Console(highlight=False))
+    if json_file is not None:
+        write_json(verification.to_json(), json_file)
+    return 0 if verification.passed else 1
 
 
-def milliseconds(seconds):
-    """Return a time in milliseconds, with two decimals where they mean something."""
-    return f"{1000 * seconds:.2f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
+@app.command("models", epilog="Example: minineo models --json -")
+def models_command(
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write all numbers to a file, or to -.")
+    ] = None,
+):
+    """List the models that can be loaded by name, and which of them are on this machine.
 
-
-def verdict(comparison: Comparison) -> Text:
-    """Return the verdict in a sentence."""
-    steps, difference = len(comparison.pairs), comparison.max_difference
-    if comparison.agree:
-        return Text.assemble(
-            ("Both paths say the same: ", "bold green"),
-            f"{comparison.same_tokens} of {steps} tokens equal, logits differ by {difference:.1e} "
-            f"at most, which is rounding (up to {comparison.tolerance:.0e} is).",
-        )
-    return Text.assemble(
-        ("The paths differ, ", "bold red"),
-        f"first at {comparison.first_divergence}. {comparison.same_tokens} of {steps} tokens are "
-        f"equal; logits differ by {difference:.1e} at most, and rounding explains "
-        f"{comparison.tolerance:.0e}.",
-    )
-
-
-def times(comparison: Comparison) -> Table:
-    """Return the times that matter, on both paths."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("")
-    for name in ("cached", "naive", "naive / cached"):
-        table.add_column(name, justify="right")
-    for label, seconds in (
-        ("time to first token", comparison.ttft_seconds),
-        ("time per output token after it (median)", comparison.decode_seconds),
-        ("total", comparison.total_seconds),
-    ):
-        cached, naive = seconds("cached"), seconds("naive")
-        if cached and naive:
-            row = (f"{1000 * cached:,.2f} ms", f"{1000 * naive:,.2f} ms", f"{naive / cached:.1f} x")
-            table.add_row(label, *row, style="bold" if label == "total" else None)
-    return table
-
-
-def cost(comparison: Comparison) -> str:
-    """Return from when on the cache pays, and what it costs."""
-    pays, last = comparison.pays_from(), comparison.pairs[-1].cached
-    when = (
-        "The cache does not pay in so few steps"
-        if pays is None
-        else f"The cache pays from step {pays} on"
-    )
-    full = comparison.model.config.context * comparison.bytes_per_token
-    text = (
-        f"{when}. It costs {comparison.bytes_per_token / 1024:,.1f} KiB of memory for each token: "
-        f"{last.cache_bytes / 1024:,.0f} KiB at the last step, {full / 1024:,.0f} KiB for a full "
-        "context."
-    )
-    if last.length == comparison.model.config.context:
-        text += " The context is full: no position is left for another step."
-    return text
-
-
-def written_text(comparison: Comparison) -> Text:
-    """Return the prompt and what was written, told apart."""
-    if comparison.model.tokenizer is None:
-        return Text(f"{comparison.prompt_ids} → {comparison.new_ids}")
-    prompt = comparison.model.decode(comparison.prompt_ids)
-    whole = comparison.model.decode([*comparison.prompt_ids, *comparison.new_ids])
-    return Text.assemble((prompt, "dim"), (whole[len(prompt) :], "bold"))
+    A folder with config.json and weights, or owner/name of any GPT-Neo on the hub, does as well.
+    """
+    check_writable(json_file)
+    models = known_models()
+    if json_file != "-":
+        Console(highlight=False).print(model_table(models))
+    if json_file is not None:
+        write_json({"schema": 1, "models": [asdict(model) for model in models]}, json_file)
+    return 0
 
 
 @contextlib.contextmanager
-def progress_bar(label):
-    """Show a bar on the standard error while a terminal is there to see it."""
+def progress_bar(label, unit):
+    """Show a bar on the standard error while a terminal is there to see it.
+
+    It is drawn between the steps: a thread of its own would take time from those that are timed.
+    """
     console = Console(stderr=True)
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    options = {"transient": True, "auto_refresh": False, "disable": not console.is_terminal}
+    with Progress(*columns, console=console, **options) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
 def check_writable(file):

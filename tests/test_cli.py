@@ -1,13 +1,12 @@
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+import warnings
 
 import pytest
 
-from minineo import KVCache, cli
+from minineo import InputError, KVCache, cli, load
 
 STORY = "Once upon a time"
 
@@ -48,7 +47,7 @@ def test_compare_prints_the_ledger_the_verdict_and_the_text(capsys):
 def test_compare_without_arguments_runs_the_embedded_model(capsys):
     status, out, _ = call(capsys, "compare")
     assert status == 0
-    assert out.startswith("tiny: 6 layers")
+    assert out.startswith("tiny: 4 layers")
     assert cli.PROMPT.split()[0] in out
 
 
@@ -128,6 +127,8 @@ def test_a_cache_that_breaks_down_at_once_gives_status_1_and_says_so(capsys, mon
         (["compare", "--plot", "no/such/folder/p.png"], "no/such/folder does not exist"),
         (["compare", "--no-such-option"], "No such option: --no-such-option"),
         (["compare", "two", "prompts"], "unexpected extra argument"),
+        (["verify", "--length", "0"], "give whole numbers from 1 to 512"),
+        (["verify", "--model", "gpt-5"], "unknown model 'gpt-5'"),
         (["no-such-command"], "No such command 'no-such-command'"),
     ],
 )
@@ -196,25 +197,82 @@ def test_without_a_display_a_picture_is_drawn_all_the_same(tmp_path):
     assert b"<svg" in (tmp_path / "p.svg").read_bytes()
 
 
-def test_an_interrupt_is_quiet(tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "minineo.cli",
-            "compare",
-            "--new-tokens",
-            "460",
-            "--json",
-            "out.json",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-    )
-    time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (out, err) == (b"", b"")
+def test_an_interrupt_is_quiet_and_leaves_nothing(capsys, monkeypatch, tmp_path):
+    def interrupted(*args, progress, **options):
+        progress(1, 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "compare", interrupted)
+    status, out, err = call(capsys, "compare", "--json", str(tmp_path / "out.json"))
+    assert (status, out, err) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    status, out, err = call(capsys)
+    assert (status, err) == (2, "")
+    assert "compare" in out
+
+
+def test_verify_prints_a_row_for_every_layer_and_the_verdict(capsys):
+    status, out, err = call(capsys, "verify", "--length", "5", "--length", "66")
+    assert (status, err) == (0, "")
+    labels = [" ".join(line.split()[:2]) for line in out.splitlines()]
+    assert [label for label in labels if label.startswith("layer ")] == [
+        f"layer {layer}" for layer in range(load('tiny').config.n_layers)
+    ]
+    assert "11 of 11 values agree" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_verify_to_the_standard_output_writes_numbers_alone(capsys):
+    status, out, err = call(capsys, "verify", "--length", "3", "--json", "-")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["passed"] is True
+
+
+def test_a_fault_gives_verify_status_1_and_says_where(capsys, monkeypatch):
+    extend = KVCache.extend
+
+    def fault(cache, layer, new_keys, new_values):
+        keys, values = extend(cache, layer, new_keys, new_values)
+        return (keys * 2 if layer == 3 else keys), values
+
+    monkeypatch.setattr(KVCache, "extend", fault)
+    status, out, _ = call(capsys, "verify", "--length", "4")
+    assert status == 1
+    text = " ".join(out.split())
+    assert "first in layer 3, pattern (" in text
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_without_transformers_verify_gives_status_2_and_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setattr("minineo.study.verify.find_spec", lambda name: None)
+    status, out, err = call(capsys, "verify")
+    assert (status, out) == (2, "")
+    assert "pip install torch transformers" in err
+    assert err.count("\n") == 1
+
+
+def test_models_lists_what_can_be_loaded_by_name(capsys):
+    status, out, err = call(capsys, "models")
+    assert (status, err) == (0, "")
+    assert "tiny" in out
+    assert "EleutherAI/gpt-neo-2.7B" in out
+    assert max(map(len, out.splitlines())) <= 80
+    status, out, _ = call(capsys, "models", "--json", "-")
+    names = {model["name"]: model for model in json.loads(out)["models"]}
+    assert names["gpt-neo-1.3b"]["parameters"] == 1_315_575_808
+    assert names["tiny"]["place"] == "embedded"
+
+
+def test_a_warning_is_one_line(capsys, monkeypatch):
+    def warns(*args, **options):
+        warnings.warn("these weights\nare odd", stacklevel=2)
+        raise InputError("enough")
+
+    monkeypatch.setattr(cli, "load", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _, _, err = call(capsys, "compare")
+    assert err == "minineo: these weights are odd\nminineo: enough\n"

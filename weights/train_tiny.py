@@ -31,14 +31,12 @@ TRAINING = ["tinystories_v1_train_part1_cased.txt", "tinystories_v1_train_part2_
 VALIDATION = "tinystories_v1_valid_prefix.txt"
 END = "<|endoftext|>"
 
-VOCAB, WIDTH, LAYERS, HEADS, CONTEXT, WINDOW = 2048, 128, 6, 4, 512, 64
+VOCAB, WIDTH, LAYERS, HEADS, CONTEXT, WINDOW = 2048, 128, 4, 4, 512, 64
 
-BATCH = 8  # rows of CONTEXT tokens
+BATCH = 4  # rows of CONTEXT tokens
 DROPOUT = 0.1
-MATRIX_RATE, MATRIX_DECAY = 0.02, 0.03  # Muon: the matrices inside the blocks
-OTHER_RATE, OTHER_DECAY = 3e-3, 0.1  # AdamW: embeddings (decayed), biases and norms (not decayed)
-WARM_UP = 0.015  # share of the time in which the rate rises
-COOL_DOWN = 0.6  # share of the time in which it falls, in a straight line, to zero
+RATE, WARM_UP = 3e-3, 0.015  # the largest learning rate, and the share of the time until it
+DECAY = 0.1  # weight decay of matrices; none of biases and norms
 
 
 # The model, with the tensor names of Hugging Face's GPT-Neo
@@ -133,45 +131,6 @@ class GPTNeo(nn.Module):
         return F.linear(parts["ln_f"](x), parts["wte"].weight)
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-
-    Matrices of one shape are stacked, so that few large products do the work of many small ones.
-    """
-
-    def __init__(self, params, lr, weight_decay, momentum=0.95):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            by_shape = {}
-            for p in group["params"]:
-                by_shape.setdefault(p.shape, []).append(p)
-            for (rows, columns), params in by_shape.items():
-                for p in params:
-                    state = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                    state.lerp_(p.grad, 1 - group["momentum"])
-                updates = torch.stack(
-                    [p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in params]
-                )
-                updates = orthogonalized(updates) * max(1, rows / columns) ** 0.5
-                for p, update in zip(params, updates, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
-
-
-def orthogonalized(g):
-    """Push the singular values of each matrix towards one: five Newton-Schulz steps."""
-    a, b, c = 3.4445, -4.7750, 2.0315
-    wide = g.shape[1] > g.shape[2]
-    x = g.mT if wide else g
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(5):
-        s = x @ x.mT
-        x = a * x + (b * s + c * (s @ s)) @ x
-    return x.mT if wide else x
-
-
 # Text
 
 
@@ -204,13 +163,13 @@ def random_batch(tokens, starts, rng):
 
 
 @torch.no_grad()
-def bits_per_byte(model, tokenizer, corpus, limit=None):
+def bits_per_byte(model, tokenizer, corpus, part=slice(None)):
     """Cross-entropy on the validation text, in bits per byte of that text.
 
     Rows of CONTEXT tokens that overlap by half: every token is scored once, with at least
     CONTEXT / 2 tokens before it (the first row's excepted).
     """
-    text = (corpus / VALIDATION).read_text(encoding="ascii")[:limit]
+    text = (corpus / VALIDATION).read_text(encoding="ascii")[part]
     ids = torch.tensor(tokenizer.encode(text).ids)
     model.eval()
     nats, stride = 0.0, CONTEXT // 2
@@ -242,32 +201,23 @@ def train(corpus, out, minutes, seed):
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(stories)} stories, {len(tokens)} tokens, {size} parameters", flush=True)
 
-    blocks = dict(model.transformer["h"].named_parameters())
-    matrices = [p for p in blocks.values() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    embeddings = [model.transformer["wte"].weight, model.transformer["wpe"].weight]
     groups = [
-        {"params": embeddings, "weight_decay": OTHER_DECAY},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": DECAY},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
-    optimizers = [
-        (Muon(matrices, MATRIX_RATE, MATRIX_DECAY), MATRIX_RATE),
-        (torch.optim.AdamW(groups, OTHER_RATE, betas=(0.9, 0.98), fused=True), OTHER_RATE),
-    ]
+    optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.98), fused=True)
+
     log = []
     begin, step, reported = time.monotonic(), 0, 0.0
     while (done := (time.monotonic() - begin) / (60 * minutes)) < 1:
-        rate = min(done / WARM_UP, 1.0, (1 - done) / COOL_DOWN)
-        for optimizer, peak in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * rate
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(done / WARM_UP, (1 + math.cos(math.pi * done)) / 2)
         inputs, targets = random_batch(tokens, starts, rng)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, _ in optimizers:
-            optimizer.step()
+        optimizer.step()
         step += 1
         if done - reported >= 0.05 or step == 100:
             reported = done
@@ -279,7 +229,9 @@ def train(corpus, out, minutes, seed):
                     "step": step,
                     "tokens_seen": seen,
                     "training_loss": round(loss.item(), 4),
-                    "bits_per_byte": round(bits_per_byte(model, tokenizer, corpus, 100_000), 4),
+                    "bits_per_byte": round(
+                        bits_per_byte(model, tokenizer, corpus, slice(300_000, 400_000)), 4
+                    ),
                 }
             )
             print(json.dumps(log[-1]), flush=True)

@@ -1,6 +1,6 @@
 """A model, ready to run: config, weights, tokenizer and device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -8,10 +8,12 @@ from tokenizers import Tokenizer
 from ..device import Device, choose
 from ..transformer import Config, InputError, Weights
 from ..transformer.model import check_ids
-from .find import find
+from . import hub
+from .find import existing_folder, find, hub_name
 from .read import read_config, read_weights
+from .tokenizer import read_tokenizer
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float32", "float64", "float16")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Model:
     config : Config
     weights : Weights
     tokenizer : tokenizers.Tokenizer or None
-        None when the model's folder has no tokenizer.json: prompts must be ids then.
+        None when the model has none: prompts must be ids then.
     device : Device
     """
 
@@ -40,14 +42,16 @@ class Model:
         """The dtype of the weights and of everything computed from them."""
         return str(self.weights.token_embedding.dtype)
 
-    def encode(self, prompt):
+    def encode(self, prompt, special=True):
         """Turn a prompt into token ids.
 
         Parameters
         ----------
         prompt : str or sequence of int
-            Text, or ids that are passed on. The model's own special tokens, such as
-            ``<|endoftext|>``, are recognised in text.
+            Text, or ids that are passed on.
+        special : bool, optional
+            Take ``<|endoftext|>`` and other special tokens in text for what they are. With False
+            they are spelled out like any other text: for text that comes from others.
 
         Returns
         -------
@@ -59,7 +63,7 @@ class Model:
             If the prompt is empty, is longer than the context, or holds an id that is no token.
         """
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt)
+            ids = self._encode_text(prompt, special)
         else:
             checked = check_ids(prompt, self.config)
             if checked.ndim != 1:
@@ -85,14 +89,19 @@ class Model:
             raise InputError(f"{self.name} has no tokenizer.json, so ids cannot become text")
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _encode_text(self, text):
+    def _encode_text(self, text, special):
         if self.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer.json; give the prompt as token ids")
+            raise InputError(
+                f"{self.name} has no tokenizer.json; give the prompt as token ids, or put the "
+                "tokenizer.json it was trained with beside its weights"
+            )
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(f"the prompt is not valid text: {error.reason}") from None
-        return check_ids(self.tokenizer.encode(text).ids, self.config).tolist()
+        self.tokenizer.encode_special_tokens = not special  # "encode" them like other text
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        return check_ids(encoded.ids, self.config).tolist()
 
 
 def load(name_or_path="tiny", device="auto", dtype="float32"):
@@ -101,12 +110,16 @@ def load(name_or_path="tiny", device="auto", dtype="float32"):
     Parameters
     ----------
     name_or_path : str or Path, optional
-        "tiny", the small model that comes with minineo, or a folder with config.json,
-        model.safetensors and, for text, tokenizer.json.
+        "tiny", the small model that comes with minineo; the short name of a public model, such as
+        "gpt-neo-125m"; a folder with config.json, model.safetensors or pytorch_model.bin and, for
+        text, tokenizer.json; or a model on the hub, "owner/name" or "owner/name@revision". A
+        folder that exists goes before a model on the hub, and a short name goes before a folder:
+        write "./tiny" for that.
     device : str, optional
         "cpu", "cuda", or "auto": a CUDA GPU where one works, else the CPU.
     dtype : str, optional
-        "float32", or "float64" to tell rounding from a fault.
+        What is computed in, whatever the files hold: "float32", "float64" to tell rounding from
+        a fault, or, on a GPU, "float16".
 
     Returns
     -------
@@ -115,36 +128,40 @@ def load(name_or_path="tiny", device="auto", dtype="float32"):
     Raises
     ------
     InputError
-        If there is no such model, its files are broken or foreign, or the device or dtype is
-        not to be had.
+        If there is no such model, it cannot be downloaded, its files are broken or foreign, or
+        the device or dtype is not to be had.
+
+    Warns
+    -----
+    UserWarning
+        If weights are not finite, or contradict the config in whether the unembedding is tied.
 
     Examples
     --------
     >>> model = minineo.load("tiny")
     >>> model.config.windows
-    (512, 64, 512, 64, 512, 64)
+    (512, 64, 512, 64)
     """
     if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}: choose {' or '.join(DTYPES)}")
+        raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
     chosen = choose(device)
+    if dtype == "float16" and chosen.name == "cpu":
+        raise InputError(
+            "float16 needs a GPU: BLAS, which multiplies matrices on a CPU, has no float16; "
+            "choose float32, which reads files in float16 as well"
+        )
     folder = find(name_or_path)
     config = read_config(folder)
     weights = read_weights(folder, config, np.dtype(dtype), chosen.put)
-    return Model(str(name_or_path), config, weights, read_tokenizer(folder), chosen)
+    config = replace(config, tied=weights.unembedding is weights.token_embedding)
+    tokenizer = read_tokenizer(folder) or borrowed_tokenizer(name_or_path)
+    return Model(str(name_or_path), config, weights, tokenizer, chosen)
 
 
-def read_tokenizer(folder):
-    """Read `tokenizer.json`, or return None where there is none.
-
-    Raises
-    ------
-    InputError
-        If the file is broken.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+def borrowed_tokenizer(name_or_path):
+    """Return the tokenizer that a model on the hub was trained with, where it has none itself."""
+    on_hub = None if existing_folder(name_or_path) else hub_name(name_or_path)
+    if on_hub is None:
         return None
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises plain Exception
-        raise InputError(f"cannot read {path}: {error}") from None
+    folder = hub.fetch_tokenizer(on_hub[0])
+    return None if folder is None else read_tokenizer(folder)

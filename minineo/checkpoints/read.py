@@ -1,12 +1,21 @@
 """From files in Hugging Face's layout to `Config` and `Weights`."""
 
-import json
+import warnings
+from dataclasses import replace
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from ..transformer import Config, InputError, Weights
 from ..transformer.weights import Attention, Block, Mlp, Norm
+from .files import BFLOAT16, FLOATS, one_line, read_json
+from .safetensors_file import read_safetensors
+from .torch_file import read_torch
+
+READERS = {"model.safetensors": read_safetensors, "pytorch_model.bin": read_torch}
+INDEX = ".index.json"  # behind the name of a file that is stored in parts, its shards
+CHUNK = 2**18  # so many numbers are converted, and looked through while they are at hand
+ALL = 10**5  # characters: what is wrong is named in full, unless somebody means to flood us
+EMBEDDING, HEAD = "wte.weight", "lm_head.weight"
 
 
 def read_config(folder):
@@ -18,14 +27,9 @@ def read_config(folder):
         If it is missing, is not JSON, or is not that of a GPT-Neo.
     """
     path = folder / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} has no config.json; is it a model's folder?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(fields, dict):
-        raise InputError(f"{path} holds no JSON object; copy the file from the model's source")
+    if not path.is_file():
+        raise InputError(f"{folder} has no config.json; is it a model's folder?")
+    fields = read_json(path)
     try:
         return Config.from_dict(fields)
     except InputError as error:
@@ -33,7 +37,10 @@ def read_config(folder):
 
 
 def read_weights(folder, config, dtype, put=lambda array: array):
-    """Read `model.safetensors`, one tensor at a time.
+    """Read the weights, one tensor at a time.
+
+    They are in `model.safetensors` or `pytorch_model.bin`, or in the shards that an index beside
+    them names; the first of these that is there is read.
 
     Parameters
     ----------
@@ -51,35 +58,172 @@ def read_weights(folder, config, dtype, put=lambda array: array):
     Raises
     ------
     InputError
-        If the file is missing or broken, or its tensors are not those of the config: all that
-        are missing, unexpected or of another shape are named in one message.
+        If a file is missing or broken, or its tensors are not those of the config: all that
+        are missing, unexpected or of another shape or kind are named in one message.
+
+    Warns
+    -----
+    UserWarning
+        If weights are not finite, or the file has an unembedding of its own though the config
+        says that the token embedding is used.
     """
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise InputError(f"{folder} has no model.safetensors; copy it there")
-    shapes = expected_shapes(config)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            stored = {plain_name(name): name for name in file.keys()}  # noqa: SIM118 - no dict
-            shapes_found = {
-                plain: tuple(file.get_slice(name).get_shape()) for plain, name in stored.items()
-            }
-            check_shapes(path, shapes_found, shapes, config)
+    path, found = find_tensors(folder)
+    tied_in_words = config.tied
+    config = settle_head(found, config)
+    check_tensors(path, found, config)
+    broken = []
 
-            def tensor(name):
-                array = file.get_tensor(stored[name]).astype(dtype, copy=False)
-                return put(np.ascontiguousarray(array))
+    def tensor(name):
+        array, finite = read_tensor(found[name].array, dtype)
+        if not finite:
+            broken.append(name)
+        return put(array)
 
-            return assemble(tensor, config)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    except TypeError as error:  # a dtype without a NumPy counterpart
-        raise InputError(f"cannot read {path}: {error}; save it as float32") from None
+    weights = assemble(tensor, config)
+    if tied_in_words and not config.tied:
+        warnings.warn(
+            f"{path} holds a {HEAD} that differs from {EMBEDDING}, though its config.json ties "
+            "them; it is used as it is stored",
+            stacklevel=3,
+        )
+    if broken:
+        warnings.warn(
+            f"{path} holds weights that are no finite {dtype} numbers: {', '.join(broken)}",
+            stacklevel=3,
+        )
+    return weights
 
 
-def plain_name(name):
-    """Return a tensor's name without the prefix that some files have."""
-    return name.removeprefix("transformer.")
+def find_tensors(folder):
+    """Return the file that was read, or its index, and the place of every tensor by plain name.
+
+    Raises
+    ------
+    InputError
+        If there are no weights, or a file is missing or broken.
+    """
+    for name, reader in READERS.items():
+        path, index = folder / name, folder / (name + INDEX)
+        if path.is_file():
+            return path, plain_names(path, reader(path))
+        if index.is_file():
+            return index, plain_names(index, read_shards(index, reader))
+    names = " or ".join(READERS)
+    if parts := sorted(file.name for file in folder.glob("*-of-*.*")):
+        raise InputError(
+            f"{folder} has {parts[0]}, but no index that names the shards; copy it too"
+        )
+    raise InputError(f"{folder} has no {names}; copy the model's weights there")
+
+
+def read_shards(index, reader):
+    """Return the place of every tensor in the shards that an index names.
+
+    Raises
+    ------
+    InputError
+        If a shard is missing, or the index and the shards do not say the same.
+    """
+    promised, folder = read_index(index), index.parent
+    shards = sorted(set(promised.values()))
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise InputError(
+            f"{folder} lacks {one_line(', '.join(missing), ALL)}; copy or download it again"
+        )
+    found, lies = {}, []
+    for shard in shards:
+        tensors = reader(folder / shard)
+        names = {name for name, file in promised.items() if file == shard}
+        lies += [f"{name} is not in {shard}" for name in sorted(names - tensors.keys())]
+        lies += [f"{shard} holds {name} as well" for name in sorted(tensors.keys() - names)]
+        found |= tensors
+    if lies:
+        raise InputError(f"{index} does not fit its shards: {one_line('; '.join(lies), ALL)}")
+    return found
+
+
+def read_index(path):
+    """Return the file in which each tensor is, by name.
+
+    Raises
+    ------
+    InputError
+        If it is no index, or names what is no file of its own folder.
+    """
+    promised = read_json(path).get("weight_map")
+    if not isinstance(promised, dict) or not promised:
+        raise InputError(f"{path} has no weight_map; copy it from the model's source")
+    for file in promised.values():
+        if not isinstance(file, str) or not file or set(file) & set("/\\:\0") or file == "..":
+            raise InputError(f"{path} names {file!r}, which is no file of its own folder")
+    return promised
+
+
+def plain_names(path, tensors):
+    """Return tensors by name without the prefix that some files have."""
+    plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    if len(plain) < len(tensors):
+        twice = sorted(name for name in tensors if f"transformer.{name}" in tensors)
+        raise InputError(f"{path} holds with and without prefix: {one_line(', '.join(twice), ALL)}")
+    return plain
+
+
+def settle_head(found, config):
+    """Return the config with `tied` as the weights are.
+
+    A head that is stored with the numbers of the token embedding is the token embedding, and a
+    head that is stored alone is the token embedding too when the config says so.
+    """
+    if config.tied and EMBEDDING not in found and HEAD in found:
+        found[EMBEDDING] = found[HEAD]
+    if EMBEDDING not in found or HEAD not in found:
+        return config
+    return replace(config, tied=same_numbers(found[EMBEDDING], found[HEAD]))
+
+
+def same_numbers(one, other):
+    """Return whether two tensors hold the same."""
+    if one.kind != other.kind or one.shape != other.shape or one.array is None:
+        return False
+    places = [tensor.array.__array_interface__ for tensor in (one, other)]
+    if all(places[0][key] == places[1][key] for key in ("data", "strides")):
+        return True
+    bits = f"u{one.array.itemsize}"  # so that a NaN equals itself
+    one, other = one.array.view(bits), other.array.view(bits)
+    return all((one[rows] == other[rows]).all() for rows in chunks(one))
+
+
+def read_tensor(array, dtype):
+    """Read a tensor off its file, through a small window.
+
+    Parameters
+    ----------
+    array : array
+        A view of the mapped file.
+    dtype : str
+
+    Returns
+    -------
+    NumPy array
+        A contiguous copy in memory.
+    bool
+        Whether all numbers are finite.
+    """
+    copy, finite = np.empty(array.shape, dtype), True
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows in chunks(array):
+            part = array[rows]
+            if part.dtype == BFLOAT16:  # the upper half of a float32
+                part = (part["bfloat16"].astype("<u4") << 16).view("<f4")
+            copy[rows] = part
+            finite = finite and bool(np.isfinite(copy[rows]).all())
+    return copy, finite
+
+
+def chunks(array):
+    """Return slices of the first axis, of some `CHUNK` numbers each."""
+    rows = max(1, CHUNK * len(array) // array.size)
+    return [slice(start, start + rows) for start in range(0, len(array), rows)]
 
 
 def expected_shapes(config):
@@ -107,24 +251,29 @@ def expected_shapes(config):
     return shapes
 
 
-def check_shapes(path, found, expected, config):
-    """Compare names and shapes, and name everything that is wrong in one message."""
+def check_tensors(path, found, config):
+    """Compare names, shapes and kinds, and name everything that is wrong in one message."""
+    expected = expected_shapes(config)
     ignored = {
         f"h.{layer}.attn.attention.{mask}"  # mask buffers that old files carry
         for layer in range(config.n_layers)
         for mask in ("bias", "masked_bias")
     }
-    if config.tied:
-        ignored.add("lm_head.weight")  # the token embedding, stored twice
+    ignored.add(HEAD)  # not expected: it is the token embedding
     faults = [f"{name} is missing" for name in expected if name not in found]
     faults += [f"{name} is unexpected" for name in found if name not in {*expected, *ignored}]
     faults += [
-        f"{name} has the shape {list(found[name])}, not {list(shape)}"
+        f"{name} has the shape {list(found[name].shape)}, not {list(shape)}"
         for name, shape in expected.items()
-        if name in found and found[name] != shape
+        if name in found and found[name].shape != shape
+    ]
+    faults += [
+        f"{name} is stored as {found[name].kind}, not as one of {', '.join(FLOATS)}"
+        for name in expected
+        if name in found and found[name].kind not in FLOATS
     ]
     if faults:
-        raise InputError(f"{path} does not fit its config.json: {'; '.join(faults)}")
+        raise InputError(f"{path} does not fit its config.json: {one_line('; '.join(faults), ALL)}")
 
 
 def assemble(tensor, config):
