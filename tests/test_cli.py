@@ -47,7 +47,7 @@ def test_compare_prints_the_ledger_the_verdict_and_the_text(capsys):
 def test_compare_without_arguments_runs_the_embedded_model(capsys):
     status, out, _ = call(capsys, "compare")
     assert status == 0
-    assert out.startswith("tiny: 4 layers")
+    assert out.startswith("tiny: 6 layers")
     assert cli.PROMPT.split()[0] in out
 
 
@@ -221,7 +221,7 @@ def test_verify_prints_a_row_for_every_layer_and_the_verdict(capsys):
     assert [label for label in labels if label.startswith("layer ")] == [
         f"layer {layer}" for layer in range(load('tiny').config.n_layers)
     ]
-    assert "11 of 11 values agree" in " ".join(out.split())
+    assert "15 of 15 values agree" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -1,17 +1,19 @@
 """The public models in their full shapes: files as on the hub, with random weights."""
 
 import json
+import struct
 import subprocess
 import sys
 import time
+from math import prod
 
 import numpy as np
 import pytest
-from replicas import flat, in_order, write_gpt_neo, write_tinystories
+from replicas import PUBLIC, flat, in_order, write_gpt_neo, write_tinystories
 
-from minineo import load
+from minineo import Config, load
 from minineo.checkpoints.known import parameters, public_config
-from minineo.study.shapes import shape_fields, write_random_model
+from minineo.checkpoints.read import expected_shapes
 
 pytestmark = pytest.mark.slow
 
@@ -29,69 +31,108 @@ def watch():
     global peak
     while not done:
         peak = max(peak, own_memory())
-        time.sleep(0.002)
+        time.sleep(0.005)
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-start = time.perf_counter()
-model = minineo.load(sys.argv[1], device="cpu", dtype=sys.argv[2])
-seconds = time.perf_counter() - start
+start, worked = time.perf_counter(), time.process_time()
+model = minineo.load(sys.argv[1], device="cpu")
+seconds, worked = time.perf_counter() - start, time.process_time() - worked
 done = True
 watcher.join()
-print(json.dumps({"peak": peak, "seconds": seconds}))
+print(json.dumps({"peak": peak, "seconds": seconds, "processor": worked}))
 """
 
 
-def read_seconds(path):
-    """Return how long it takes to read a file into memory, and nothing else."""
-    start = time.perf_counter()
+def read_times(path):
+    """Return the seconds and the processor's seconds it takes to read a file into memory."""
+    start, worked = time.perf_counter(), time.process_time()
     np.fromfile(path, "uint8")
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - worked
 
 
-def measure(folder, dtype="float32"):
-    command = [sys.executable, "-c", MEASURE, str(folder), dtype]
+def check(name, path, weights):
+    """Load a model in a process of its own; hold its memory and time against their bounds.
+
+    The time is held against that of reading the file alone, by the processor's clock: what else
+    runs on this machine does not count.
+    """
+    command = [sys.executable, "-c", MEASURE, str(path.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def report(name, path, measured, weights):
-    read = min(read_seconds(path) for _ in range(3))
+    load = json.loads(done.stdout)
+    seconds, processor = min(read_times(path) for _ in range(3))
     print(
-        f"\n{name}: peak {measured['peak'] / MIB:,.0f} MiB for {weights / MIB:,.0f} MiB of weights; "
-        f"load {measured['seconds']:.2f} s, the file alone {read:.2f} s"
+        f"\n{name}: peak {load['peak'] / MIB:,.0f} MiB for {weights / MIB:,.0f} MiB of weights; "
+        f"load {load['seconds']:.2f} s (processor {load['processor']:.2f} s), "
+        f"the file alone {seconds:.2f} s ({processor:.2f} s)"
     )
-    return read
+    assert load["peak"] <= 1.15 * weights + 200 * MIB
+    assert load["processor"] <= 2 * processor + 1
+
+
+def write_hollow(folder, fields):
+    """Write a model whose weights are a hole in the file: zeros that take no room on the disk."""
+    (folder / "config.json").write_text(json.dumps(fields))
+    header, end = {}, 0
+    for name, shape in expected_shapes(Config.from_dict(fields)).items():
+        start, end = end, end + 4 * prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "write", "file"),
+    ("name", "write", "file"),
     [
-        ("gpt-neo-125m", "125m", write_gpt_neo, "model.safetensors"),
-        ("tinystories-33m", "tinystories-33m", write_tinystories, "pytorch_model.bin"),
+        ("gpt-neo-125m", write_gpt_neo, "model.safetensors"),
+        ("tinystories-33m", write_tinystories, "pytorch_model.bin"),
     ],
 )
-def test_a_replica_in_full_shape_loads_exactly(tmp_path, name, shape, write, file):
-    stored = write(tmp_path, shape_fields(shape), draw=flat)
+def test_a_replica_in_full_shape_loads_exactly(tmp_path, name, write, file):
+    stored = write(tmp_path, full_fields(name), draw=flat)
     model = load(tmp_path, device="cpu")
     assert model.config == public_config(name)
-    assert sum(array.size for array in in_order(model.weights)) == parameters(model.config)
     weights = model.weights
     assert weights.unembedding is weights.token_embedding
     np.testing.assert_array_equal(weights.token_embedding, stored["transformer.wte.weight"])
     last = model.config.n_layers - 1
     name_of_last = f"transformer.h.{last}.mlp.c_proj.weight"
     np.testing.assert_array_equal(weights.blocks[last].mlp.down, stored[name_of_last])
-    size = 4 * parameters(model.config)
-    measured = measure(tmp_path)
-    report(name, tmp_path / file, measured, size)
-    assert measured["peak"] <= 1.15 * size + 200 * MIB
+    size = 4 * sum(array.size for array in in_order(weights))
+    assert size == 4 * parameters(model.config)
+    check(name, tmp_path / file, size)
 
 
-def test_loading_the_1_3b_shape_stays_in_its_memory(tmp_path):
-    write_random_model(tmp_path, shape_fields("1.3b"))
-    size = 4 * parameters(public_config("gpt-neo-1.3b"))
-    measured = min((measure(tmp_path) for _ in range(2)), key=lambda m: m["seconds"])
-    read = report("1.3b", tmp_path / "model.safetensors", measured, size)
-    assert measured["peak"] <= 1.15 * size + 200 * MIB
-    assert measured["seconds"] <= 2 * read + 2, "close to reading the file"
+@pytest.mark.parametrize("name", ["gpt-neo-1.3b", "gpt-neo-2.7b"])
+def test_loading_a_large_model_stays_in_its_memory_and_time(tmp_path, name):
+    size = 4 * parameters(public_config(name))
+    if size > free_memory():
+        pytest.skip(f"{size / MIB:,.0f} MiB are not free here")
+    write_hollow(tmp_path, full_fields(name))
+    check(name, tmp_path / "model.safetensors", size)
+
+
+def full_fields(name):
+    """What the config.json of a public model says of its shape."""
+    config = public_config(name)
+    return PUBLIC | {
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.context,
+        "hidden_size": config.width,
+        "num_layers": config.n_layers,
+        "num_heads": config.n_heads,
+        "attention_types": [[["global", "local"], config.n_layers // 2]],
+        "attention_layers": ["global", "local"] * (config.n_layers // 2),
+        "window_size": 256,
+        "bos_token_id": config.end_token,
+        "eos_token_id": config.end_token,
+    }
+
+
+def free_memory():
+    """Return the bytes that this machine can still give, twice: the file is read as well."""
+    with open("/proc/meminfo") as file:
+        free = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
+    return int(free) * 1024 // 2

@@ -456,6 +456,8 @@ def test_a_model_in_float16_is_held_against_transformers_in_float16(tiny):
     verification = verify(replace(model, weights=weights), lengths=[1, 6])
     assert verification.passed, verification.first_difference
     assert verification.to_json()["dtype"] == "float16"
+    opened = study.open_reference(tiny, verification.model.dtype)
+    assert {str(parameter.dtype) for parameter in opened.parameters()} == {"torch.float16"}
     assert verification.values[-1].tolerance > 1e-2
     wrong = weights._replace(position_embedding=weights.position_embedding[::-1])
     assert not verify(replace(model, weights=wrong), lengths=[1, 6]).passed

@@ -1,6 +1,7 @@
 """Train the embedded model: a small GPT-Neo that tells children's stories.
 
     python weights/train_tiny.py CORPUS --out weights/tiny --minutes 85
+    python weights/train_tiny.py CORPUS --out weights/tiny --minutes 20 --resume
     python weights/train_tiny.py CORPUS --out weights/tiny --evaluate
 
 CORPUS is a folder with the files named in `TRAINING` and `VALIDATION` (sources and licences:
@@ -31,12 +32,13 @@ TRAINING = ["tinystories_v1_train_part1_cased.txt", "tinystories_v1_train_part2_
 VALIDATION = "tinystories_v1_valid_prefix.txt"
 END = "<|endoftext|>"
 
-VOCAB, WIDTH, LAYERS, HEADS, CONTEXT, WINDOW = 2048, 128, 4, 4, 512, 64
+VOCAB, WIDTH, LAYERS, HEADS, CONTEXT, WINDOW = 2048, 128, 6, 4, 512, 64
 
-BATCH = 4  # rows of CONTEXT tokens
-DROPOUT = 0.1
-RATE, WARM_UP = 3e-3, 0.015  # the largest learning rate, and the share of the time until it
-DECAY = 0.1  # weight decay of matrices; none of biases and norms
+BATCH = 8  # rows of CONTEXT tokens
+DROPOUT = 0.2
+MATRIX_RATE, MATRIX_DECAY = 0.006, 0.1  # Muon: the matrices inside the blocks
+OTHER_RATE, OTHER_DECAY = 2e-3, 0.1  # AdamW: embeddings (decayed), biases and norms (not decayed)
+WARM_UP = 0.03  # share of the time in which the rate rises; then it falls in a straight line to 0
 
 
 # The model, with the tensor names of Hugging Face's GPT-Neo
@@ -131,6 +133,45 @@ class GPTNeo(nn.Module):
         return F.linear(parts["ln_f"](x), parts["wte"].weight)
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+    Matrices of one shape are stacked, so that few large products do the work of many small ones.
+    """
+
+    def __init__(self, params, lr, weight_decay, momentum=0.95):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            by_shape = {}
+            for p in group["params"]:
+                by_shape.setdefault(p.shape, []).append(p)
+            for (rows, columns), params in by_shape.items():
+                for p in params:
+                    state = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                    state.lerp_(p.grad, 1 - group["momentum"])
+                updates = torch.stack(
+                    [p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in params]
+                )
+                updates = orthogonalized(updates) * max(1, rows / columns) ** 0.5
+                for p, update in zip(params, updates, strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+
+def orthogonalized(g):
+    """Push the singular values of each matrix towards one: five Newton-Schulz steps."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    wide = g.shape[1] > g.shape[2]
+    x = g.mT if wide else g
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        s = x @ x.mT
+        x = a * x + (b * s + c * (s @ s)) @ x
+    return x.mT if wide else x
+
+
 # Text
 
 
@@ -153,12 +194,22 @@ def stories_of(corpus):
     return [story.strip() for text in texts for story in text.split(END) if story.strip()]
 
 
-def random_batch(tokens, starts, rng):
-    """Half the rows begin with a story, so that position 0 looks like the start of one."""
-    anywhere = rng.integers(0, len(tokens) - CONTEXT - 1, BATCH // 2)
-    at_starts = rng.choice(starts, BATCH - BATCH // 2)
-    rows = np.stack([tokens[s : s + CONTEXT + 1] for s in np.concatenate([anywhere, at_starts])])
-    rows = torch.from_numpy(rows)
+def random_batch(tokens, plain, starts, rng):
+    """A quarter of the rows begin anywhere, a quarter with a story, so that position 0 looks like
+    the start of one, and half of them come from text whose stories a line break alone separates, as
+    in the validation text.
+    """
+    rows = [
+        tokens[s : s + CONTEXT + 1]
+        for s in (
+            *rng.integers(0, len(tokens) - CONTEXT - 1, BATCH // 4),
+            *rng.choice(starts, BATCH // 4),
+        )
+    ]
+    rows += [
+        plain[s : s + CONTEXT + 1] for s in rng.integers(0, len(plain) - CONTEXT - 1, BATCH // 2)
+    ]
+    rows = torch.from_numpy(np.stack(rows))
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -187,7 +238,7 @@ def bits_per_byte(model, tokenizer, corpus, part=slice(None)):
 # Training
 
 
-def train(corpus, out, minutes, seed):
+def train(corpus, out, minutes, seed, resume):
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     stories = stories_of(corpus)
@@ -195,46 +246,55 @@ def train(corpus, out, minutes, seed):
     end = tokenizer.token_to_id(END)
     encoded = [[*e.ids, end] for e in tokenizer.encode_batch(stories)]
     tokens = np.array([t for story in encoded for t in story])
+    plain = np.array(tokenizer.encode("\n".join(stories)).ids)
     starts = np.cumsum([0] + [len(story) for story in encoded])[:-1]
     starts = starts[starts < len(tokens) - CONTEXT - 1]
     model = GPTNeo()
+    if resume:
+        model.load_state_dict(load_file(out / "model.safetensors"))
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(stories)} stories, {len(tokens)} tokens, {size} parameters", flush=True)
 
+    blocks = dict(model.transformer["h"].named_parameters())
+    matrices = [p for p in blocks.values() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    embeddings = [model.transformer["wte"].weight, model.transformer["wpe"].weight]
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": DECAY},
-        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        {"params": embeddings, "weight_decay": OTHER_DECAY},
+        {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, RATE, betas=(0.9, 0.98), fused=True)
+    optimizers = [
+        (Muon(matrices, MATRIX_RATE, MATRIX_DECAY), MATRIX_RATE),
+        (torch.optim.AdamW(groups, OTHER_RATE, betas=(0.9, 0.98), fused=True), OTHER_RATE),
+    ]
 
-    log = []
     begin, step, reported = time.monotonic(), 0, 0.0
     while (done := (time.monotonic() - begin) / (60 * minutes)) < 1:
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min(done / WARM_UP, (1 + math.cos(math.pi * done)) / 2)
-        inputs, targets = random_batch(tokens, starts, rng)
+        rate = min(done / WARM_UP, 1 - done)
+        for optimizer, peak in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
+        inputs, targets = random_batch(tokens, plain, starts, rng)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer, _ in optimizers:
+            optimizer.step()
         step += 1
         if done - reported >= 0.05 or step == 100:
             reported = done
             save(model, tokenizer, out)
             seen = step * BATCH * CONTEXT
-            log.append(
-                {
-                    "minutes": round(done * minutes, 1),
-                    "step": step,
-                    "tokens_seen": seen,
-                    "training_loss": round(loss.item(), 4),
-                    "bits_per_byte": round(
-                        bits_per_byte(model, tokenizer, corpus, slice(300_000, 400_000)), 4
-                    ),
-                }
-            )
-            print(json.dumps(log[-1]), flush=True)
+            bits = bits_per_byte(model, tokenizer, corpus, slice(300_000, 400_000))
+            report = {
+                "minutes": round(done * minutes, 1),
+                "step": step,
+                "tokens_seen": seen,
+                "training_loss": round(loss.item(), 4),
+                "bits_per_byte": round(bits, 4),  # of a part of the validation text
+            }
+            print(json.dumps(report), flush=True)
     save(model, tokenizer, out)
     print(f"{step} steps, {step * BATCH * CONTEXT} tokens seen", flush=True)
     print(f"{bits_per_byte(model, tokenizer, corpus):.4f} bits per byte", flush=True)
@@ -281,12 +341,13 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
     parser.add_argument("--minutes", type=float, default=85)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true", help="go on from the model in --out")
     parser.add_argument("--evaluate", action="store_true", help="evaluate only, train nothing")
     args = parser.parse_args()
     if args.evaluate:
         evaluate(args.corpus, args.out)
     else:
-        train(args.corpus, args.out, args.minutes, args.seed)
+        train(args.corpus, args.out, args.minutes, args.seed, args.resume)
 
 
 if __name__ == "__main__":

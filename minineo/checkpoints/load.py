@@ -140,7 +140,7 @@ def load(name_or_path="tiny", device="auto", dtype="float32"):
     --------
     >>> model = minineo.load("tiny")
     >>> model.config.windows
-    (512, 64, 512, 64)
+    (512, 64, 512, 64, 512, 64)
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
