@@ -40,7 +40,7 @@ def ledger(comparison: Comparison) -> Table:
     """Return a table with a row for every step."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     columns = [
-        ("step", 4), ("phase", 7), ("token", 11), ("keys\nseen", 4),
+        ("step", 4), ("phase", 7), ("token", 9), ("keys\nseen", 4),
         ("cached\nfed", 6), ("\nms", 6), ("\nKiB", 5),
         ("naive\nfed", 5), ("\nms", 6), ("logits\ndiffer", 7), ("best\nlead", 5), ("same", 4),
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def token_text(model, token):
     if model.tokenizer is None:
         return Text(str(token))
     text = repr(model.decode([token]))
-    return Text(text if len(text) <= 11 else f"{text[:10]}…")
+    return Text(text if len(text) <= 9 else f"{text[:8]}…")
 
 
 def milliseconds(seconds):

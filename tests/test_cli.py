@@ -41,7 +41,7 @@ def test_compare_prints_the_ledger_the_verdict_and_the_text(capsys):
     assert "Both paths say the same: 5 of 5 tokens equal" in " ".join(out.split())
     assert STORY in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "…" not in "".join(line[40:] for line in ledger)
+    assert all(line.rstrip().endswith("yes") for line in ledger), "no column is cut off"
 
 
 def test_compare_without_arguments_runs_the_embedded_model(capsys):
@@ -219,7 +219,7 @@ def test_verify_prints_a_row_for_every_layer_and_the_verdict(capsys):
     assert (status, err) == (0, "")
     labels = [" ".join(line.split()[:2]) for line in out.splitlines()]
     assert [label for label in labels if label.startswith("layer ")] == [
-        f"layer {layer}" for layer in range(load('tiny').config.n_layers)
+        f"layer {layer}" for layer in range(load("tiny").config.n_layers)
     ]
     assert "15 of 15 values agree" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
