@@ -94,11 +94,14 @@ def verdict(comparison: Comparison) -> Text:
             f"{comparison.same_tokens} of {steps} tokens equal, logits differ by {difference:.1e} "
             f"at most, which is rounding (up to {comparison.tolerance:.0e} is).",
         )
+    counts = (
+        f" {comparison.same_tokens} of {steps} tokens are equal; logits differ by "
+        f"{difference:.1e} at most, and rounding explains {comparison.tolerance:.0e}."
+    )
     return Text.assemble(
         ("The paths differ, ", "bold red"),
-        f"first at {comparison.first_divergence}. {comparison.same_tokens} of {steps} tokens are "
-        f"equal; logits differ by {difference:.1e} at most, and rounding explains "
-        f"{comparison.tolerance:.0e}.",
+        f"first at {comparison.first_divergence}.",
+        counts if steps else "",
     )
 
 

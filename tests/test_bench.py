@@ -16,8 +16,8 @@ from minineo.checkpoints.read import expected_shapes
 from minineo.cli import main
 from minineo.study import contestants, costs, hardware
 from minineo.study.bench import Benchmark, Plan, Run, bench, check_sizes
-from minineo.tables import print_benchmark
 from minineo.study.shapes import shape_fields, write_random_model
+from minineo.tables import print_benchmark
 
 bench_file = import_module("minineo.study.bench")  # not the function of that name
 FIELDS = {

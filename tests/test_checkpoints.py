@@ -237,6 +237,16 @@ def test_weights_that_are_not_finite_are_told_once_by_name(folder, number):
     assert "wpe.weight, h.2.ln_2.bias" in str(told[0].message)
 
 
+def test_a_number_that_is_not_finite_is_found_in_every_part_of_a_tensor(folder, monkeypatch):
+    monkeypatch.setattr("minineo.checkpoints.read.CHUNK", 64)
+    for row in (0, 16, -1):
+        tensors = tensors_of(tiny_config())
+        tensors["transformer.wpe.weight"][row, 0] = np.nan
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.warns(UserWarning, match=r"numbers: wpe\.weight$"):
+            load(folder)
+
+
 def test_weights_too_large_for_the_dtype_are_told(folder, monkeypatch):
     module = sys.modules[load.__module__]
     monkeypatch.setattr(module, "choose", lambda name: Device("cuda"))

@@ -131,6 +131,7 @@ def test_a_folder_may_have_any_name(tmp_path, monkeypatch, name, end):
         (Path("owner/name"), "unknown model"),
         (NEO + "@", "is no revision"),
         (NEO + "@../../etc/passwd", "is no revision"),
+        (NEO + "@a/../../b", "is no revision"),
         (NEO + "@a\nb", "is no revision"),
         ("owner/" + "n" * 97, "unknown model"),
         ("owner/name.git", "unknown model"),
@@ -281,6 +282,8 @@ def test_shards_are_downloaded_with_their_index(hub, neo_files):
     assert files_in(find("some/model@v1")) == [
         "config.json", *shards, "model.safetensors.index.json", "tokenizer.json",
     ]  # fmt: skip
+    (find("some/model@v1") / "model-00002-of-00002.safetensors").resolve().unlink()
+    assert load("some/model@v1", device="cpu").config == model.config, "the missing one is fetched"
 
 
 def test_a_half_downloaded_model_is_completed(hub, cache, neo_files):

@@ -242,3 +242,9 @@ def test_a_name_with_and_without_prefix_is_refused(tmp_path, path):
     tensors = load_file(path)
     save_file(tensors | {"ln_f.bias": tensors["transformer.ln_f.bias"]}, path)
     assert "with and without prefix: ln_f.bias" in folder_refused(tmp_path)
+
+
+def test_a_name_of_several_lines_is_told_in_one(tmp_path, path):
+    write_gpt_neo(tmp_path)
+    save_file(load_file(path) | {"a\nb\x1b[1m": np.zeros(1)}, path)
+    assert "a b [1m is unexpected" in folder_refused(tmp_path)

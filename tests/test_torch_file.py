@@ -241,6 +241,7 @@ def test_the_pickle_of_these_tests_is_right(path):
         {"shape": (1,) * 65, "strides": (1,) * 65},
         {"shape": (2.0,)},
         {"shape": (True,)},
+        {"shape": (2.0,), "kind": "torch BoolStorage"},
         {"key": "1"},
         {"key": "../data.pkl"},
         {"kind": "torch._utils _rebuild_tensor_v2"},
@@ -404,6 +405,7 @@ def test_the_config_fits(folder):
         (b"})\x85Ns.", "keys that are no names"),  # hashing a deep tuple would crash
         (b"]N}Nss.", "fills what is no dict"),
         (b"}Na.", "appends to what is no list"),
+        (b"U\x03a\nb.", "SHORT_BINSTRING a b, which no weights need"),
         (b"}K\x01)R.", "calls what is no function"),
         (b"(X\x07\x00\x00\x00storageX\x12\x00\x00\x00torch FloatStorageX\x01\x00\x00\x000NNtQ.",
          "describes no storage"),
