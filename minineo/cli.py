@@ -1,8 +1,10 @@
 """The command `minineo`: parse, call, print."""
 
 import contextlib
+import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -28,6 +30,21 @@ PROMPT = (
     "ball, but"
 )
 
+MODEL_HELP = "'tiny', a public model's name, owner/name on the hub, or a model's folder."
+
+
+class ReaderGoneError(Exception):
+    """Whoever read the output, such as `head`, has seen enough."""
+
+
+class Screen(Console):
+    """A console that leaves a broken pipe to `main`."""
+
+    def on_broken_pipe(self):
+        """Stop printing."""
+        raise ReaderGoneError
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -38,8 +55,14 @@ app = typer.Typer(
 def main():
     """Run the command line and exit: 0 fine, 1 the check failed, 2 bad usage or input."""
     warnings.showwarning = lambda message, *_: complain(str(message))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not every terminal can show every character
+            stream.reconfigure(errors="replace")
     try:
         status = app(standalone_mode=False)
+    except ReaderGoneError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
     except typer.TyperException as error:
         status = fail(error.format_message()) if error.format_message() else 2  # help was shown
     except (InputError, OSError, MemoryError) as error:
@@ -79,9 +102,7 @@ def options(
 @app.command("compare", epilog='Example: minineo compare "Once upon a time" --new-tokens 64')
 def compare_command(
     prompt: Annotated[str, typer.Argument(help="The text to write on from.")] = PROMPT,
-    model: Annotated[
-        str, typer.Option(help="'tiny', the embedded model, or a model's folder.")
-    ] = "tiny",
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
     new_tokens: Annotated[int, typer.Option(help="Number of steps, 1 or more.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
@@ -100,11 +121,13 @@ def compare_command(
     """
     check_writable(json_file)
     check_picture(plot_file)
+    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
+        raise InputError(f"--json and --plot both name {plot_file}; give two files")
     loaded = load(model, device=device, dtype=dtype)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
     if json_file != "-":
-        print_comparison(comparison, Console(highlight=False))
+        print_comparison(comparison, Screen(highlight=False))
     if json_file is not None:
         write_json(comparison.to_json(), json_file)
     if plot_file is not None:
@@ -116,9 +139,7 @@ def compare_command(
 
 @app.command("bench", epilog="Example: minineo bench --shape 125m --against transformers")
 def bench_command(
-    model: Annotated[
-        str | None, typer.Option(help="'tiny', which is the default, or a model's folder.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=MODEL_HELP)] = None,
     shape: Annotated[
         str | None,
         typer.Option(help="Random weights of a public model's shape, such as 125m or 1.3b."),
@@ -144,7 +165,7 @@ def bench_command(
             model, shape=shape, against=against, rounds=rounds, progress=progress, warn=complain
         )
     if json_file != "-":
-        print_benchmark(benchmark, Console(highlight=False))
+        print_benchmark(benchmark, Screen(highlight=False))
     if json_file is not None:
         write_json(benchmark.to_json(), json_file)
     return 0
@@ -152,9 +173,7 @@ def bench_command(
 
 @app.command("verify", epilog="Example: minineo verify --model gpt-neo-125m --json parity.json")
 def verify_command(
-    model: Annotated[
-        str, typer.Option(help="'tiny', a public model's name, owner/name, or a model's folder.")
-    ] = "tiny",
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = "tiny",
     length: Annotated[
         list[int] | None,
         typer.Option(help="A length to try, in tokens; may be given several times."),
@@ -172,7 +191,7 @@ def verify_command(
     with progress_bar("verify", "passes") as progress:
         verification = verify(model, device=device, lengths=length or None, progress=progress)
     if json_file != "-":
-        print_verification(verification, Console(highlight=False))
+        print_verification(verification, Screen(highlight=False))
     if json_file is not None:
         write_json(verification.to_json(), json_file)
     return 0 if verification.passed else 1
@@ -191,7 +210,7 @@ def models_command(
     check_writable(json_file)
     models = known_models()
     if json_file != "-":
-        Console(highlight=False).print(model_table(models))
+        Screen(highlight=False).print(model_table(models))
     if json_file is not None:
         write_json({"schema": 1, "models": [asdict(model) for model in models]}, json_file)
     return 0
@@ -211,17 +230,22 @@ def progress_bar(label, unit):
         yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
+def real_path(file):
+    """Return the path of a file, with `~` and links followed."""
+    return Path(os.path.realpath(os.path.expanduser(file)))
+
+
 def check_writable(file):
     """Refuse a file that cannot be written, before any work is done."""
     if file is None or file == "-":
         return
-    path = Path(file).expanduser()
+    path = real_path(file)
     if path.is_dir():
         raise InputError(f"{file} is a folder; give a file's name")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{file} is a device or a pipe; give a file's name, or - to print")
     if not path.parent.is_dir():
-        raise InputError(
-            f"{path.parent} does not exist; make it first, or write {path.name} elsewhere"
-        )
+        raise InputError(f"{path.parent} does not exist; make it first, or write elsewhere")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -243,10 +267,12 @@ def check_picture(file):
 @contextlib.contextmanager
 def whole_file(file):
     """Yield a path beside `file` that takes its place once all is written."""
-    path = Path(file).expanduser()
+    path = real_path(file)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".minineo-") as folder:
         draft = Path(folder) / path.name
         yield draft
+        if path.exists():
+            shutil.copymode(path, draft)
         os.replace(draft, path)
 
 
@@ -254,7 +280,10 @@ def write_json(data, file):
     """Write data as JSON to a file, or to the standard output for "-"."""
     text = json.dumps(data, indent=1, allow_nan=False)
     if file == "-":
-        print(text)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise ReaderGoneError from None
     else:
         with whole_file(file) as draft:
             draft.write_text(text + "\n", encoding="utf-8")

@@ -148,7 +148,14 @@ def written_text(comparison: Comparison) -> Text:
         return Text(f"{comparison.prompt_ids} → {comparison.new_ids}")
     prompt = comparison.model.decode(comparison.prompt_ids)
     whole = comparison.model.decode([*comparison.prompt_ids, *comparison.new_ids])
-    return Text.assemble((prompt, "dim"), (whole[len(prompt) :], "bold"))
+    return Text.assemble((printable(prompt), "dim"), (printable(whole[len(prompt) :]), "bold"))
+
+
+def printable(text):
+    """Return a text without the characters that steer a terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def print_benchmark(benchmark: Benchmark, console: Console):

@@ -161,7 +161,7 @@ def test_rows_have_lengths_of_their_own(model):
     ],
 )
 def test_a_cache_of_another_model_or_batch_is_refused(model, changes, batch):
-    cache = KVCache(tiny_config(**changes), batch, 32, like=np.zeros(1))
+    cache = KVCache(tiny_config(**changes), batch, 32, like=model.weights.token_embedding)
     with pytest.raises(InputError, match="the cache is made for"):
         run(model, random_ids(model.config, 1, 3), cache)
 
@@ -189,3 +189,20 @@ def test_crop_leaves_shorter_rows_alone(model):
     run(model, random_ids(model.config, 2, 9), cache, counts=[9, 2])
     cache.crop(4)
     assert cache.lengths.tolist() == [4, 2]
+
+
+def test_a_cache_of_another_dtype_is_refused(model):
+    cache = KVCache(model.config, 1, 32, like=np.zeros(1, "float32"))
+    with pytest.raises(InputError, match="the cache holds float32 and the weights are float64"):
+        run(model, random_ids(model.config, 1, 3), cache)
+
+
+@pytest.mark.parametrize("bad", [1.5, 2.0, None, "1"])
+def test_sizes_that_are_no_whole_numbers_are_refused(model, bad):
+    for ask in (
+        lambda: cache_of(model, batch=bad),
+        lambda: cache_of(model, capacity=bad),
+        lambda: cache_of(model).crop(bad),
+    ):
+        with pytest.raises(InputError, match="must be a whole number"):
+            ask()

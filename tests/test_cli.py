@@ -276,3 +276,70 @@ def test_a_warning_is_one_line(capsys, monkeypatch):
         warnings.simplefilter("always")
         _, _, err = call(capsys, "compare")
     assert err == "minineo: these weights are odd\nminineo: enough\n"
+
+
+def test_a_device_or_a_pipe_is_refused_and_left_alone(capsys, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, _, err = call(capsys, "compare", "--json", str(pipe))
+    assert status == 2
+    assert "is a device or a pipe" in err
+    assert pipe.is_fifo()
+
+
+def test_a_link_is_followed_and_a_mode_kept(tmp_path):
+    file, link = tmp_path / "file.json", tmp_path / "link.json"
+    file.write_text("old")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    cli.write_json({"a": 1}, str(link))
+    assert link.is_symlink()
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_results_in_one_file_are_refused(capsys, tmp_path):
+    file = str(tmp_path / "a.png")
+    status, _, err = call(capsys, "compare", "--json", file, "--plot", file)
+    assert status == 2
+    assert "give two files" in err
+
+
+def test_the_home_of_nobody_is_no_folder(capsys):
+    status, _, err = call(capsys, "compare", "--json", "~no-such-user/out.json")
+    assert status == 2
+    assert "does not exist" in err
+
+
+def test_an_output_that_cannot_show_every_character_is_no_failure(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = minineo("compare", "héé 🎉", "--new-tokens", "2", cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("options", [[], ["--json", "-"]])
+def test_a_reader_who_has_seen_enough_is_no_difference(options):
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minineo.cli", "compare", STORY, "--new-tokens", "2", *options],
+        stdout=write,
+        stderr=subprocess.PIPE,
+    )
+    os.close(write)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_a_picture_needs_no_backend_of_a_notebook(tmp_path):
+    environment = os.environ | {"MPLBACKEND": "module://no_such_backend"}
+    done = minineo(
+        "compare", STORY, "--new-tokens", "2", "--plot", "p.png", cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "p.png").exists()
+
+
+def test_a_prompt_cannot_steer_the_terminal(capsys):
+    _, out, _ = call(capsys, "compare", "a\x1b[31mb", "--new-tokens", "2")
+    assert "\x1b" not in out

@@ -48,6 +48,9 @@ def test_fields_that_old_configs_carry_are_ignored():
         ({"attention_types": [["global", "local"]]}, "attention_types is"),
         ({"eos_token_id": 101}, "eos_token_id is 101"),
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon is 0"),
+        ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon is inf"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
+        ({"attention_types": [[["global"], 10**12]]}, "more than 1000 layers"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(changes, complaint):

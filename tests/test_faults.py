@@ -10,12 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-SUITE = [
-    f"tests/test_{name}.py"
-    for name in (
-        "functions", "attention", "config", "model", "cache", "paths_agree", "generate", "reference",
-    )
-]  # fmt: skip
+SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate"]
+SUITES = [SMALL, ["reference"]]  # the second takes seconds to start: only what passes the first
 
 ATTENTION, CACHE, CONFIG, FUNCTIONS, MODEL = (
     f"transformer/{name}.py" for name in ("attention", "cache", "config", "functions", "model")
@@ -261,14 +257,19 @@ def suite(tmp_path):
             text = path.read_text(encoding="utf-8")
             assert text.count(old) == 1, old
             path.write_text(text.replace(old, new), encoding="utf-8")
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *SUITE],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        for names in SUITES:
+            files = [f"tests/test_{name}.py" for name in names]
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                return done
+        return done
 
     return run
 

@@ -135,3 +135,7 @@ def test_the_cache_is_no_larger_than_the_context(monkeypatch):
     )
     list(generate(load("tiny"), "Once upon a time", max_new_tokens=1000, choose=lambda _: 0))
     assert [capacity for _, _, capacity in made] == [512]
+
+
+def test_whole_numbers_of_numpy_will_do(model):
+    assert len(list(generate(model, PROMPT, max_new_tokens=np.int64(2)))) == 2

@@ -78,7 +78,9 @@ def test_tokens_that_are_none_are_refused_by_name(model, tokens, complaint):
         run(model, tokens, Recompute())
 
 
-@pytest.mark.parametrize("counts", [[0, 1], [1, 4], [-1, 2], [1], [1.0, 2.0], [[1, 2]]])
+@pytest.mark.parametrize(
+    "counts", [[0, 1], [1, 4], [-1, 2], [1], [1.0, 2.0], [[1, 2]], [[1], [1, 2]]]
+)
 def test_counts_that_cannot_be_are_refused(model, counts):
     with pytest.raises(InputError, match="counts"):
         run(model, random_ids(model.config, 2, 3), Recompute(), counts=counts)
@@ -133,3 +135,16 @@ def test_a_trace_can_be_asked_for_few_values(model):
     run(model, random_ids(model.config, 1, 5), Recompute(), trace=trace)
     assert list(trace) == [*(f"block{layer}.pattern" for layer in range(4)), "logits"]
     assert len(trace) == 5
+
+
+def test_counts_of_any_integer_type_keep_the_lengths_whole(model):
+    cache = KVCache(model.config, 1, 32, like=model.weights.token_embedding)
+    run(model, random_ids(model.config, 1, 2), cache, counts=np.array([2], "uint64"))
+    assert cache.lengths.dtype.kind == "i"
+    assert np.isfinite(run(model, random_ids(model.config, 1, 1), cache)).all()
+
+
+def test_a_trace_can_be_asked_for_one_value_of_one_block(model):
+    trace = Trace("block2.pattern")
+    run(model, random_ids(model.config, 1, 5), Recompute(), trace=trace)
+    assert list(trace) == ["block2.pattern"]

@@ -30,7 +30,7 @@ SMALL = {
     "attention_types": [[["local"], 1]],
     "eos_token_id": 4,
 }
-OVERHEAD = 2**21  # bytes that reading takes whatever the file's size
+OVERHEAD = 2**23  # bytes that reading takes whatever the file's size
 SECONDS = 20  # a machine may be busy; a hang is for ever
 
 NUMBERS = st.sampled_from([0, 1, 2, 3, 0x7F, 0x80, 0xFF, 2**16, 2**31 - 1, 2**32 - 1, 2**63])
@@ -95,7 +95,7 @@ def survives(folder, name, content):
     start = perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # mutated weights may be no numbers
+            warnings.simplefilter("ignore")  # of weights that are no numbers, and of odd escapes
             read_weights(folder, CONFIG, np.dtype("float32"))
     except InputError as error:
         refusal = str(error)

@@ -37,6 +37,8 @@ def find(name_or_path):
     InputError
         If nothing fits, or a model on the hub cannot be had.
     """
+    if not isinstance(name_or_path, (str, Path)):
+        raise InputError(f"{name_or_path!r} is no model's name; give text or a Path")
     name = str(name_or_path)
     if isinstance(name_or_path, str) and name.lower() in EMBEDDED:
         return embedded_folder(name.lower())

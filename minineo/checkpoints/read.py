@@ -261,7 +261,8 @@ def check_tensors(path, found, config):
     }
     ignored.add(HEAD)  # not expected: it is the token embedding
     faults = [f"{name} is missing" for name in expected if name not in found]
-    faults += [f"{name} is unexpected" for name in found if name not in {*expected, *ignored}]
+    known = {*expected, *ignored}
+    faults += [f"{name} is unexpected" for name in found if name not in known]
     faults += [
         f"{name} has the shape {list(found[name].shape)}, not {list(shape)}"
         for name, shape in expected.items()

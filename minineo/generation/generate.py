@@ -115,10 +115,15 @@ def generate(
     ids = model.encode(prompt)
     if path not in PATHS:
         raise InputError(f"unknown path {path!r}: choose {' or '.join(PATHS)}")
-    if type(max_new_tokens) is not int or max_new_tokens < 0:
+    if not is_whole(max_new_tokens) or max_new_tokens < 0:
         raise InputError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 0")
     cache = new_cache(model, path, len(ids) + max_new_tokens)
     return _steps(model, ids, cache, max_new_tokens, stop_at_end, choose, trace)
+
+
+def is_whole(number):
+    """Return whether something is a whole number, of Python or NumPy, and no bool."""
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def new_cache(model, path, length):

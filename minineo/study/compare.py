@@ -9,6 +9,7 @@ import numpy as np
 
 from ..checkpoints import Model
 from ..generation import Step, generate
+from ..generation.generate import is_whole
 from ..transformer import InputError, Trace
 
 # Rounding allowed between the paths, as a share of the largest logit, but of 20 at least: 1e-4 and
@@ -219,7 +220,7 @@ def compare(
     >>> comparison.agree, comparison.speedup
     """
     ids = model.encode(prompt)
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
+    if not is_whole(max_new_tokens) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens is {max_new_tokens!r}; a comparison needs 1 or more")
     total = 2 * min(max_new_tokens, model.config.context - len(ids) + 1)
 

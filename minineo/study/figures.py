@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-import matplotlib.pyplot as plt  # only imported when a picture is wanted
+from matplotlib.figure import Figure  # not pyplot, which wants a display or a notebook
 
 from .compare import Comparison
 
@@ -28,9 +28,8 @@ def plot_comparison(comparison: Comparison):
     matplotlib.figure.Figure
         Save it with ``figure.savefig(file)``.
     """
-    figure, (per_step, so_far) = plt.subplots(
-        1, 2, figsize=(11, 4.6), layout="constrained", dpi=150
-    )
+    figure = Figure(figsize=(11, 4.6), layout="constrained", dpi=150)
+    per_step, so_far = figure.subplots(1, 2)
     for path in ("naive", "cached"):
         milliseconds = [1000 * s for s in comparison.seconds(path)]
         steps = range(len(milliseconds))

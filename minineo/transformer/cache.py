@@ -4,9 +4,19 @@ Both classes have the same `lengths`, `extend` and `advance`. A forward pass cal
 in every layer, and `advance` once at its end.
 """
 
+from operator import index
+
 import numpy as np
 
 from .config import InputError
+
+
+def whole(number, name):
+    """Return a whole number as an int, or refuse it."""
+    try:
+        return index(number)
+    except TypeError:
+        raise InputError(f"{name} is {number!r}; it must be a whole number") from None
 
 
 class Recompute:
@@ -25,7 +35,7 @@ class Recompute:
     def advance(self, counts):
         """Remember nothing."""
 
-    def check(self, config, batch, counts):
+    def check(self, config, batch, counts, dtype):
         """Accept every input: there is nothing that could fill up."""
 
 
@@ -60,6 +70,7 @@ class KVCache:
     """
 
     def __init__(self, config, batch, capacity, like):
+        batch, capacity = whole(batch, "batch"), whole(capacity, "capacity")
         if batch < 1:
             raise InputError(f"a cache of {batch} rows cannot hold anything; ask for 1 or more")
         if not 1 <= capacity <= config.context:
@@ -127,6 +138,7 @@ class KVCache:
         InputError
             If length is negative or above the length of the longest row.
         """
+        length = whole(length, "length")
         if not 0 <= length <= self.length:
             raise InputError(f"cannot crop to {length} tokens a cache that holds {self.length}")
         self.lengths = np.minimum(self.lengths, length)
@@ -139,13 +151,13 @@ class KVCache:
         twin.lengths = self.lengths.copy()
         return twin
 
-    def check(self, config, batch, counts):
+    def check(self, config, batch, counts, dtype):
         """Make sure that a pass fits before anything is written.
 
         Raises
         ------
         InputError
-            If the cache is of another model or batch, or has too few slots left.
+            If the cache is of another model, batch or dtype, or has too few slots left.
         """
         made_for = (len(self.keys), *self.keys[0].shape[1::2], len(self.lengths))
         asked = (config.n_layers, config.n_heads, config.head_dim, batch)
@@ -154,6 +166,11 @@ class KVCache:
             raise InputError(
                 f"the cache is made for {words.format(*made_for)}, "
                 f"the pass has {words.format(*asked)}"
+            )
+        if self.keys[0].dtype != dtype:
+            raise InputError(
+                f"the cache holds {self.keys[0].dtype} and the weights are {dtype}; make it like "
+                "weights.token_embedding"
             )
         needed = int((self.lengths + counts).max())
         if needed > self.capacity:

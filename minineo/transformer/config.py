@@ -1,6 +1,10 @@
 """The shape of a GPT-Neo: what its config.json says, in the words of this code."""
 
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+MOST_LAYERS = 1000  # the largest model has 32; more is a slip, and costs time to find out
 
 
 class InputError(ValueError):
@@ -76,9 +80,14 @@ class Config:
         width, n_layers, n_heads = count("hidden_size"), count("num_layers"), count("num_heads")
         if width % n_heads:
             raise InputError(f"hidden_size {width} cannot be split into num_heads {n_heads}")
+        tied = fields.get("tie_word_embeddings", True)
+        if type(tied) is not bool:
+            raise InputError(f"tie_word_embeddings is {tied!r}; it must be true or false")
         inner = 4 * width if fields.get("intermediate_size") is None else count("intermediate_size")
 
         kinds = _attention_kinds(fields)
+        if len(kinds) > MOST_LAYERS:
+            raise InputError(f"attention_types names more than {MOST_LAYERS} layers")
         if len(kinds) != n_layers:
             raise InputError(f"attention_types names {len(kinds)} layers, num_layers {n_layers}")
         for attention_kind in kinds:
@@ -90,7 +99,7 @@ class Config:
         if end_token is not None and (type(end_token) is not int or end_token not in range(vocab)):
             raise InputError(f"eos_token_id is {end_token!r}, but tokens are 0 to {vocab - 1}")
         eps = fields.get("layer_norm_epsilon", 1e-5)
-        if not (isinstance(eps, float) and eps > 0):
+        if not (isinstance(eps, float) and 0 < eps < inf):
             raise InputError(f"layer_norm_epsilon is {eps!r}; it must be a number above 0")
         return cls(
             vocab=vocab,
@@ -101,7 +110,7 @@ class Config:
             n_heads=n_heads,
             windows=tuple(context if kind == "global" else local_window for kind in kinds),
             eps=eps,
-            tied=bool(fields.get("tie_word_embeddings", True)),
+            tied=tied,
             end_token=end_token,
         )
 
@@ -110,7 +119,9 @@ def _attention_kinds(fields):
     """Expand `[[["global", "local"], 3]]` to one kind per layer."""
     types = fields.get("attention_types")
     try:
-        return [kind for kinds, repeat in types for _ in range(repeat) for kind in kinds]
+        layers = sum(len(kinds) * repeat for kinds, repeat in types)
+        expanded = (kind for kinds, repeat in types for _ in range(repeat) for kind in kinds)
+        return list(islice(expanded, MOST_LAYERS + 1)) if layers > 0 else []
     except (TypeError, ValueError):
         raise InputError(
             f'attention_types is {types!r}; it must look like [[["global", "local"], 3]]'

@@ -41,7 +41,7 @@ def forward(tokens, weights, config, cache, *, counts=None, last_only=True, trac
         If an id or a count is out of range or not a whole number, if the sequence becomes longer
         than the context, or if the cache is too small or of another model or batch.
     """
-    tokens, counts = check_input(tokens, counts, config, cache)
+    tokens, counts = check_input(tokens, counts, config, cache, weights.token_embedding.dtype)
     positions = cache.lengths[:, None] + np.arange(tokens.shape[1])  # [batch or 1, new]
     positions = np.minimum(positions, config.context - 1)  # padding may reach past the end
 
@@ -105,33 +105,39 @@ def mlp(x, weights):
     return linear(inner, weights.down, weights.down_bias)  # [batch, new, width]
 
 
-def check_input(tokens, counts, config, cache):
+def check_input(tokens, counts, config, cache, dtype):
     """Return tokens and counts as NumPy arrays, or refuse them before any work is done."""
     tokens = check_ids(tokens, config)
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InputError(f"tokens have the shape {tokens.shape}; [batch, new] is needed, 1 or more")
     batch, new = tokens.shape
-    counts = np.full(batch, new) if counts is None else np.asarray(counts)
-    if counts.shape != (batch,) or counts.dtype.kind not in "iu":
+    counts = np.full(batch, new) if counts is None else whole_numbers(counts, "counts")
+    if counts.shape != (batch,):
         raise InputError(f"counts must be {batch} whole numbers, one for each row")
     if counts.min() < 1 or counts.max() > new:
         raise InputError(f"counts are {counts.tolist()}; each must lie between 1 and {new}")
     needed = int((cache.lengths + counts).max())
     if needed > config.context:
         raise InputError(f"{needed} positions are needed; this model has {config.context}")
-    cache.check(config, batch, counts)
-    return tokens, counts
+    cache.check(config, batch, counts, dtype)
+    return tokens, counts.astype(int)
 
 
 def check_ids(ids, config):
     """Return token ids as a NumPy array, or name the one that is no token of this model."""
-    try:
-        ids = np.asarray(ids)
-    except ValueError:
-        raise InputError("token ids must form rows of one length; pad the shorter ones") from None
-    if ids.size and ids.dtype.kind not in "iu":
-        raise InputError(f"token ids must be whole numbers; these are {ids.dtype}")
+    ids = whole_numbers(ids, "token ids")
     if ids.size and not (ids.min() >= 0 and ids.max() < config.vocab):
         wrong = ids[(ids < 0) | (ids >= config.vocab)].flat[0]
         raise InputError(f"{wrong} is no token of this model; ids are 0 to {config.vocab - 1}")
     return ids
+
+
+def whole_numbers(values, name):
+    """Return whole numbers as a NumPy array, or say what they are instead."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise InputError(f"{name} must form rows of one length; pad the shorter ones") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"{name} must be whole numbers; these are {array.dtype}")
+    return array

@@ -33,8 +33,9 @@ class Trace(Mapping):
 
     Parameters
     ----------
-    names : iterable of str, optional
-        Keep only these values, such as ``["pattern", "logits"]``; by default all of them.
+    names : str or iterable of str, optional
+        Keep only these values, of all blocks (``"pattern"``) or of one (``"block3.pattern"``); by
+        default all of them.
 
     Examples
     --------
@@ -44,7 +45,7 @@ class Trace(Mapping):
     """
 
     def __init__(self, names=None):
-        self._names = None if names is None else frozenset(names)
+        self._names = frozenset([names] if isinstance(names, str) else names or [])
         self._prefix = ""
         self._values = {}
 
@@ -92,4 +93,4 @@ class Trace(Mapping):
         return len(self._values)
 
     def _wants(self, name):
-        return self._names is None or name in self._names
+        return not self._names or name in self._names or self._prefix + name in self._names
