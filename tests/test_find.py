@@ -114,6 +114,14 @@ def test_a_folder_may_have_any_name(tmp_path, monkeypatch, name, end):
         assert find(path).resolve() == tmp_path / name
 
 
+def test_a_model_in_a_folder_may_look_like_a_revision_that_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("owner/name@")
+    folder.mkdir(parents=True)
+    write_gpt_neo(folder)
+    assert find("owner/name@") == folder
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [

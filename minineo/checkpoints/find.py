@@ -42,8 +42,11 @@ def find(name_or_path):
     name = str(name_or_path)
     if isinstance(name_or_path, str) and name.lower() in EMBEDDED:
         return embedded_folder(name.lower())
-    folder, on_hub = existing_folder(name_or_path), hub_name(name_or_path)
-    if folder and on_hub and not (folder / "config.json").is_file():
+    folder = existing_folder(name_or_path)
+    if folder and (folder / "config.json").is_file():
+        return folder
+    on_hub = hub_name(name_or_path)
+    if folder and on_hub:
         raise InputError(
             f"the folder {name} has no config.json, and hides the model of that name on the hub; "
             "rename it, or run elsewhere"
