@@ -63,7 +63,7 @@ class Model:
             If the prompt is empty, is longer than the context, or holds an id that is no token.
         """
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt, special)
+            ids = self.encode_text(prompt, special)
         else:
             checked = check_ids(prompt, self.config)
             if checked.ndim != 1:
@@ -89,7 +89,15 @@ class Model:
             raise InputError(f"{self.name} has no tokenizer.json, so ids cannot become text")
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _encode_text(self, text, special):
+    def encode_text(self, text, special=True):
+        """Turn a text of any length into token ids.
+
+        Raises
+        ------
+        InputError
+            If the model has no tokenizer, the text cannot be written in UTF-8, or the tokenizer
+            knows tokens that the model lacks.
+        """
         if self.tokenizer is None:
             raise InputError(
                 f"{self.name} has no tokenizer.json; give the prompt as token ids, or put the "

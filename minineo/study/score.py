@@ -118,7 +118,7 @@ def score(model: Model, text, *, special: bool = True) -> Score:
 def encode(model, text, special):
     """Return the ids of a text of any length, or given ones once they are checked."""
     if isinstance(text, str):
-        return model._encode_text(text, special)
+        return model.encode_text(text, special)
     ids = check_ids(text, model.config)
     if ids.ndim != 1:
         raise InputError("what is scored must be text or a list of token ids")
