@@ -20,6 +20,7 @@ from ..checkpoints.find import find
 from ..checkpoints.read import read_config
 from ..transformer import Config, InputError
 from . import costs, hardware
+from .compare import number
 from .shapes import shape_fields, write_random_model
 
 LENGTHS = (64, 256, 512, 1024, 2000)
@@ -303,11 +304,6 @@ class Benchmark:
             "extra_bytes": self.extra_ratio,
             "max_logit_difference": number(self.logit_difference),
         }
-
-
-def number(value):
-    """Return a number for JSON: None when it is not finite."""
-    return value if value is not None and np.isfinite(value) else None
 
 
 def bench(

@@ -162,7 +162,7 @@ class Comparison:
             "summary": {
                 "agree": self.agree,
                 "same_tokens": self.same_tokens == len(self.pairs),
-                "max_abs_logit_diff": _number(self.max_difference),
+                "max_abs_logit_diff": number(self.max_difference),
                 "tolerance": self.tolerance,
                 "speedup": self.speedup,
                 "pays_from_step": self.pays_from(),
@@ -339,8 +339,8 @@ def _step_to_json(pair):
         "phase": pair.cached.phase,
         "token": pair.cached.token,
         "same_token": pair.same_token,
-        "max_abs_logit_diff": _number(pair.difference),
-        "gap": _number(pair.gap),
+        "max_abs_logit_diff": number(pair.difference),
+        "gap": number(pair.gap),
         "cache_bytes": pair.cached.cache_bytes,
         **{
             path: {
@@ -353,5 +353,6 @@ def _step_to_json(pair):
     }
 
 
-def _number(value):
-    return value if np.isfinite(value) else None
+def number(value):
+    """Return a number for JSON: None when there is none or it is not finite."""
+    return value if value is not None and np.isfinite(value) else None
