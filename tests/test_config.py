@@ -51,6 +51,7 @@ def test_fields_that_old_configs_carry_are_ignored():
         ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon is inf"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
         ({"attention_types": [[["global"], 10**12]]}, "more than 1000 layers"),
+        ({"attention_types": [[[], 10**12], [["global"], 3]]}, "names 3 layers, num_layers 4"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(changes, complaint):

@@ -119,9 +119,9 @@ def _attention_kinds(fields):
     """Expand `[[["global", "local"], 3]]` to one kind per layer."""
     types = fields.get("attention_types")
     try:
-        layers = sum(len(kinds) * repeat for kinds, repeat in types)
-        expanded = (kind for kinds, repeat in types for _ in range(repeat) for kind in kinds)
-        return list(islice(expanded, MOST_LAYERS + 1)) if layers > 0 else []
+        runs = ((kinds, repeat) for kinds, repeat in types if kinds)
+        expanded = (kind for kinds, repeat in runs for _ in range(repeat) for kind in kinds)
+        return list(islice(expanded, MOST_LAYERS + 1))
     except (TypeError, ValueError):
         raise InputError(
             f'attention_types is {types!r}; it must look like [[["global", "local"], 3]]'
