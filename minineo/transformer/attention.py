@@ -73,17 +73,17 @@ def attend(queries, keys, values, positions, window, trace=silent):
     mixed = np.empty_like(queries)
     for start in range(0, new, QUERY_ROWS):
         rows = slice(start, min(start + QUERY_ROWS, new))
-        first, last = positions[:, rows.start].min(), positions[:, rows.stop - 1].max()
+        first = min(positions[:, rows.start].tolist())
+        last = max(positions[:, rows.stop - 1].tolist())
         slots = slice(max(0, first - window + 1), min(last + 1, all_slots))  # what these rows see
 
         # scores and pattern are [batch, heads, rows, slots]
         scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
         if first < last:  # a query alone sees all of these slots
-            distance = positions[:, rows, None] - np.arange(slots.start, slots.stop)
-            hidden = (distance < 0) | (distance >= window)  # [batch, rows, slots]
-            hide(scores, hidden)
+            position, slot = positions[:, rows, None], np.arange(slots.start, slots.stop)
+            hide(scores, (slot > position) | (slot <= position - window))  # [batch, rows, slots]
         pattern = softmax(scores)
-        mixed[:, :, rows] = pattern @ values[:, :, slots]
+        np.matmul(pattern, values[:, :, slots], out=mixed[:, :, rows])
 
         trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)
     return mixed
