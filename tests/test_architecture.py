@@ -15,8 +15,7 @@ MAY_IMPORT = {
     "generation": {"transformer", "device", "checkpoints"},
     "study": {"transformer", "device", "checkpoints", "generation"},
     "__init__": {"transformer", "device", "checkpoints", "generation", "study"},
-    "tables": {"transformer", "device", "checkpoints", "generation", "study"},
-    "cli": {"transformer", "device", "checkpoints", "generation", "study", "tables", "__init__"},
+    "cli": {"transformer", "device", "checkpoints", "generation", "study", "__init__"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from minineo import Config, InputError, load
 from minineo.checkpoints.read import expected_shapes
 from minineo.cli import main
+from minineo.cli.bench import print_benchmark
 from minineo.study import contestants, costs, hardware
 from minineo.study.bench import Benchmark, Plan, Run, bench, check_sizes
 from minineo.study.shapes import shape_fields, write_random_model
-from minineo.tables import print_benchmark
 
 bench_file = import_module("minineo.study.bench")  # not the function of that name
 FIELDS = {
@@ -583,7 +583,7 @@ def test_the_command_ends_with_status_2_and_one_line(arguments, message, monkeyp
 
 
 def test_the_command_prints_the_figures_or_nothing_but_json(folder, monkeypatch, capsys):
-    monkeypatch.setattr("minineo.cli.bench", lambda *args, **options: benchmark())
+    monkeypatch.setattr("minineo.cli.bench.bench", lambda *args, **options: benchmark())
     for arguments in ([], ["--json", "-"]):
         monkeypatch.setattr(sys, "argv", ["minineo", "bench", *arguments])
         with pytest.raises(SystemExit) as caught:

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from minineo import InputError, KVCache, cli, load
+from minineo.cli import app
 
 STORY = "Once upon a time"
 
@@ -48,7 +49,7 @@ def test_compare_without_arguments_runs_the_embedded_model(capsys):
     status, out, _ = call(capsys, "compare")
     assert status == 0
     assert out.startswith("tiny: 6 layers")
-    assert cli.PROMPT.split()[0] in out
+    assert cli.compare.PROMPT.split()[0] in out
 
 
 def test_compare_writes_numbers_and_a_picture(capsys, tmp_path):
@@ -148,10 +149,10 @@ def test_an_unwritable_folder_is_refused_before_any_work(capsys, tmp_path, monke
         def refuse(**options):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse)
+        monkeypatch.setattr(app.tempfile, "TemporaryFile", refuse)
     else:
         tmp_path.chmod(0o500)
-    monkeypatch.setattr(cli, "load", None)
+    monkeypatch.setattr(cli.compare, "load", None)
     status, _, err = call(capsys, "compare", "--json", str(tmp_path / "out.json"))
     assert status == 2
     assert "Permission denied" in err
@@ -161,16 +162,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     file = tmp_path / "out.json"
     file.write_text("old")
     with pytest.raises(TypeError):
-        cli.write_json({"a": object()}, str(file))
+        app.write_json({"a": object()}, str(file))
     with pytest.raises(ValueError, match="nan"):
-        cli.write_json({"a": float("nan")}, str(file))
+        app.write_json({"a": float("nan")}, str(file))
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_the_help_of_every_command_shows_an_example(capsys):
     _, out, _ = call(capsys, "--help")
-    for command in cli.app.registered_commands:
+    for command in app.app.registered_commands:
         assert command.name in out
         _, text, _ = call(capsys, command.name, "--help")
         assert f"Example: minineo {command.name}" in " ".join(text.split())
@@ -202,7 +203,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(capsys, monkeypatch, tmp_path)
         progress(1, 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "compare", interrupted)
+    monkeypatch.setattr(cli.compare, "compare", interrupted)
     status, out, err = call(capsys, "compare", "--json", str(tmp_path / "out.json"))
     assert (status, out, err) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
@@ -271,7 +272,7 @@ def test_a_warning_is_one_line(capsys, monkeypatch):
         warnings.warn("these weights\nare odd", stacklevel=2)
         raise InputError("enough")
 
-    monkeypatch.setattr(cli, "load", warns)
+    monkeypatch.setattr(cli.compare, "load", warns)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         _, _, err = call(capsys, "compare")
@@ -292,7 +293,7 @@ def test_a_link_is_followed_and_a_mode_kept(tmp_path):
     file.write_text("old")
     file.chmod(0o600)
     link.symlink_to(file)
-    cli.write_json({"a": 1}, str(link))
+    app.write_json({"a": 1}, str(link))
     assert link.is_symlink()
     assert json.loads(file.read_text()) == {"a": 1}
     assert file.stat().st_mode & 0o777 == 0o600

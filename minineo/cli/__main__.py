@@ -1,0 +1,5 @@
+"""`python -m minineo.cli`: the command without its script."""
+
+from . import main
+
+main()

@@ -1,0 +1,195 @@
+"""`minineo compare`: the main job."""
+
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..checkpoints import load
+from ..study import compare
+from ..study.compare import Comparison
+from ..transformer import InputError
+from .app import (
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    PlotOption,
+    Screen,
+    app,
+    check_picture,
+    check_writable,
+    progress_bar,
+    real_path,
+    write_json,
+    write_picture,
+)
+from .text import milliseconds, printable, token_text
+
+PROMPT = (
+    "Once upon a time, there was a little girl named Lily. She had a small red ball that she "
+    "loved very much. One day, Lily and her mom went to the park. Lily wanted to play with her "
+    "ball, but"
+)
+
+
+@app.command("compare", epilog='Example: minineo compare "Once upon a time" --new-tokens 64')
+def compare_command(
+    prompt: Annotated[str, typer.Argument(help="The text to write on from.")] = PROMPT,
+    model: ModelOption = "tiny",
+    new_tokens: Annotated[int, typer.Option(help="Number of steps, 1 or more.")] = 32,
+    device: DeviceOption = "auto",
+    dtype: Annotated[
+        Literal["float32", "float64"], typer.Option(help="float64 tells rounding from a fault.")
+    ] = "float32",
+    json_file: JsonOption = None,
+    plot_file: PlotOption = None,
+):
+    """Run a prompt down the cached and the naive path, and hold them against each other.
+
+    Exit status 1 means that the paths differ by more than rounding.
+    """
+    check_writable(json_file)
+    check_picture(plot_file)
+    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
+        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    loaded = load(model, device=device, dtype=dtype)
+    with progress_bar("both paths", "steps") as progress:
+        comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
+    if json_file != "-":
+        print_comparison(comparison, Screen(highlight=False))
+    if json_file is not None:
+        write_json(comparison.to_json(), json_file)
+    if plot_file is not None:
+        from ..study.figures import plot_comparison
+
+        write_picture(plot_comparison(comparison), plot_file)
+    return 0 if comparison.agree else 1
+
+
+def print_comparison(comparison: Comparison, console: Console):
+    """Print the ledger, the verdict and the text."""
+    model, config = comparison.model, comparison.model.config
+    local = [window for window in config.windows if window < config.context]
+    shape = (
+        f": {config.n_layers} layers of width {config.width}, {config.n_heads} heads, context "
+        f"{config.context}{f', local window {local[0]}' if local else ''}; "
+        f"{model.device.name}, {model.dtype}"
+    )
+    console.print(Text.assemble((model.name, "bold"), shape))
+    if model.device.why:
+        console.print(Text(model.device.why, style="dim"))
+    console.print()
+    console.print(ledger(comparison))
+    console.print()
+    console.print(verdict(comparison))
+    console.print()
+    if comparison.pairs:
+        console.print(times(comparison))
+        console.print()
+        console.print(cost(comparison))
+        console.print()
+        console.print(written_text(comparison))
+
+
+def ledger(comparison: Comparison) -> Table:
+    """Return a table with a row for every step."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    columns = [
+        ("step", 4), ("phase", 7), ("token", 9), ("keys\nseen", 4),
+        ("cached\nfed", 6), ("\nms", 6), ("\nKiB", 5),
+        ("naive\nfed", 5), ("\nms", 6), ("logits\ndiffer", 7), ("best\nlead", 5), ("same", 4),
+    ]  # fmt: skip
+    for name, width in columns:
+        left = name in ("phase", "token")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=width)
+    for pair in comparison.pairs:
+        cached, naive = pair.cached, pair.naive
+        if pair.same_token:
+            same = Text("yes")
+        else:  # between tokens closer than rounding, either choice is right
+            same = Text("tie") if pair.gap <= 2 * comparison.tolerance else Text("NO", "bold red")
+        wrong = not pair.difference <= comparison.tolerance
+        table.add_row(
+            str(cached.index),
+            cached.phase,
+            token_text(comparison.model, cached.token),
+            str(cached.length),
+            str(cached.fed),
+            milliseconds(cached.seconds),
+            f"{cached.cache_bytes / 1024:,.0f}",
+            str(naive.fed),
+            milliseconds(naive.seconds),
+            Text(f"{pair.difference:.1e}", style="bold red" if wrong else ""),
+            f"{pair.gap:.2f}",
+            same,
+            style="bold" if cached.phase == "prefill" else None,
+        )
+    return table
+
+
+def verdict(comparison: Comparison) -> Text:
+    """Return the verdict in a sentence."""
+    steps, difference = len(comparison.pairs), comparison.max_difference
+    if comparison.agree:
+        return Text.assemble(
+            ("Both paths say the same: ", "bold green"),
+            f"{comparison.same_tokens} of {steps} tokens equal, logits differ by {difference:.1e} "
+            f"at most, which is rounding (up to {comparison.tolerance:.0e} is).",
+        )
+    counts = (
+        f" {comparison.same_tokens} of {steps} tokens are equal; logits differ by "
+        f"{difference:.1e} at most, and rounding explains {comparison.tolerance:.0e}."
+    )
+    return Text.assemble(
+        ("The paths differ, ", "bold red"),
+        f"first at {comparison.first_divergence}.",
+        counts if steps else "",
+    )
+
+
+def times(comparison: Comparison) -> Table:
+    """Return the times that matter, on both paths."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("")
+    for name in ("cached", "naive", "naive / cached"):
+        table.add_column(name, justify="right")
+    for label, seconds in (
+        ("time to first token", comparison.ttft_seconds),
+        ("time per output token after it (median)", comparison.decode_seconds),
+        ("total", comparison.total_seconds),
+    ):
+        cached, naive = seconds("cached"), seconds("naive")
+        if cached and naive:
+            row = (f"{1000 * cached:,.2f} ms", f"{1000 * naive:,.2f} ms", f"{naive / cached:.1f} x")
+            table.add_row(label, *row, style="bold" if label == "total" else None)
+    return table
+
+
+def cost(comparison: Comparison) -> str:
+    """Return from when on the cache pays, and what it costs."""
+    pays, last = comparison.pays_from(), comparison.pairs[-1].cached
+    when = (
+        "The cache does not pay in so few steps"
+        if pays is None
+        else f"The cache pays from step {pays} on"
+    )
+    full = comparison.model.config.context * comparison.bytes_per_token
+    text = (
+        f"{when}. It costs {comparison.bytes_per_token / 1024:,.1f} KiB of memory for each token: "
+        f"{last.cache_bytes / 1024:,.0f} KiB at the last step, {full / 1024:,.0f} KiB for a full "
+        "context."
+    )
+    if last.length == comparison.model.config.context:
+        text += " The context is full: no position is left for another step."
+    return text
+
+
+def written_text(comparison: Comparison) -> Text:
+    """Return the prompt and what was written, told apart."""
+    if comparison.model.tokenizer is None:
+        return Text(f"{comparison.prompt_ids} → {comparison.new_ids}")
+    prompt = comparison.model.decode(comparison.prompt_ids)
+    whole = comparison.model.decode([*comparison.prompt_ids, *comparison.new_ids])
+    return Text.assemble((printable(prompt), "dim"), (printable(whole[len(prompt) :]), "bold"))
