@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from .checkpoints import Model, load
-from .generation import Step, generate
+from .generation import Batch, Request, Sampling, Step, generate, generate_batch
 from .study import Comparison, compare
 from .study.score import Score, score
 from .study.verify import Verification, verify
@@ -12,12 +12,15 @@ from .transformer import Config, InputError, KVCache, Recompute, Trace, Weights,
 __version__ = version("minineo")
 
 __all__ = [
+    "Batch",
     "Comparison",
     "Config",
     "InputError",
     "KVCache",
     "Model",
     "Recompute",
+    "Request",
+    "Sampling",
     "Score",
     "Step",
     "Trace",
@@ -26,6 +29,7 @@ __all__ = [
     "compare",
     "forward",
     "generate",
+    "generate_batch",
     "load",
     "score",
     "verify",

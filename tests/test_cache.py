@@ -79,11 +79,17 @@ def test_crop_to_zero_forgets_everything(model):
     )
 
 
-@pytest.mark.parametrize("length", [-1, 13])
-def test_crop_outside_of_what_is_held_is_refused(model, length):
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (-1, "length is -1; it must be a whole number from 0"),
+        (13, "cannot crop to 13 tokens a cache that holds 12"),
+    ],
+)
+def test_crop_outside_of_what_is_held_is_refused(model, length, message):
     cache = cache_of(model)
     run(model, random_ids(model.config, 1, 12), cache)
-    with pytest.raises(InputError, match=f"cannot crop to {length} "):
+    with pytest.raises(InputError, match=message):
         cache.crop(length)
     assert cache.length == 12
 
@@ -166,9 +172,16 @@ def test_a_cache_of_another_model_or_batch_is_refused(model, changes, batch):
         run(model, random_ids(model.config, 1, 3), cache)
 
 
-@pytest.mark.parametrize(("batch", "capacity"), [(0, 8), (1, 0), (1, 33)])
-def test_a_cache_that_can_hold_nothing_or_too_much_is_refused(model, batch, capacity):
-    with pytest.raises(InputError, match=r"ask for 1"):
+@pytest.mark.parametrize(
+    ("batch", "capacity", "message"),
+    [
+        (0, 8, "batch is 0; it must be a whole number from 1"),
+        (1, 0, "capacity is 0; it must be a whole number from 1"),
+        (1, 33, "a capacity of 33 slots does not fit this model; ask for 1 to 32"),
+    ],
+)
+def test_a_cache_that_can_hold_nothing_or_too_much_is_refused(model, batch, capacity, message):
+    with pytest.raises(InputError, match=message):
         cache_of(model, batch, capacity)
 
 
@@ -197,7 +210,7 @@ def test_a_cache_of_another_dtype_is_refused(model):
         run(model, random_ids(model.config, 1, 3), cache)
 
 
-@pytest.mark.parametrize("bad", [1.5, 2.0, None, "1"])
+@pytest.mark.parametrize("bad", [1.5, 2.0, None, "1", True])
 def test_sizes_that_are_no_whole_numbers_are_refused(model, bad):
     for ask in (
         lambda: cache_of(model, batch=bad),
@@ -206,3 +219,109 @@ def test_sizes_that_are_no_whole_numbers_are_refused(model, bad):
     ):
         with pytest.raises(InputError, match="must be a whole number"):
             ask()
+
+
+def filled(model, batch, lengths):
+    """A cache of rows of these lengths, and the tokens in it."""
+    cache, tokens = cache_of(model, batch), random_ids(model.config, batch, max(lengths))
+    run(model, tokens, cache, counts=lengths)
+    return cache, tokens
+
+
+def test_a_pass_over_some_rows_fills_and_advances_these_alone(model):
+    cache, tokens = filled(model, 4, [5, 3, 7, 2])
+    held = cache.copy()
+    part = cache.rows(1, 3)
+    assert part.lengths.tolist() == [3, 7]
+    following = random_ids(model.config, 2, 4, seed=1)
+    got = run(model, following, part, counts=[4, 2])
+    assert part.lengths.tolist() == [7, 9]
+    assert cache.lengths.tolist() == [5, 7, 9, 2]
+    for row, length, count in ((1, 3, 4), (2, 7, 2)):
+        whole = np.concatenate([tokens[row, :length], following[row - 1, :count]])
+        want = run(model, whole[None], Recompute())
+        np.testing.assert_allclose(got[row - 1], want[0], atol=1e-10)
+    for array, before in zip(cache.keys + cache.values, held.keys + held.values, strict=True):
+        np.testing.assert_array_equal(array[[0, 3]], before[[0, 3]])
+
+
+def test_rows_of_a_cache_share_its_storage_and_lengths_both_ways(model):
+    cache, _ = filled(model, 3, [5, 3, 7])
+    part = cache.rows(1, 2)
+    assert np.shares_memory(part.keys[2], cache.keys[2])
+    assert np.shares_memory(part.values[2], cache.values[2])
+    assert part.nbytes * 3 == cache.nbytes
+    assert part.used_bytes == 3 * cache.token_bytes
+    cache.crop(2)
+    assert part.length == 2
+    part.crop(1)
+    assert cache.lengths.tolist() == [2, 1, 2]
+
+
+def test_a_copy_of_some_rows_shares_nothing(model):
+    cache, _ = filled(model, 3, [5, 3, 7])
+    twin = cache.rows(0, 2).copy()
+    twin.crop(0)
+    twin.keys[0][:] = 1
+    assert cache.lengths.tolist() == [5, 3, 7]
+    assert not (cache.keys[0] == 1).any()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (1, 1), (2, 1), (0, 4), (3, 4)])
+def test_rows_that_there_are_not_are_refused(model, start, stop):
+    with pytest.raises(InputError, match=f"3 rows has no rows {start} to {stop}"):
+        cache_of(model, batch=3).rows(start, stop)
+
+
+def test_the_last_row_takes_the_place_of_one_that_is_dropped(model):
+    cache, tokens = filled(model, 4, [9, 3, 7, 5])
+    held = cache.copy()
+    cache.drop(1, 2)
+    assert cache.lengths.tolist() == [9, 7, 0, 5]
+    for array, before in zip(cache.keys + cache.values, held.keys + held.values, strict=True):
+        np.testing.assert_array_equal(array[1, :, :7], before[2, :, :7])
+        np.testing.assert_array_equal(array[1, :, 7:], before[1, :, 7:])  # no more is copied
+        np.testing.assert_array_equal(array[[0, 3]], before[[0, 3]])
+    following = random_ids(model.config, 1, 3, seed=1)
+    got = run(model, following, cache.rows(1, 2))
+    want = run(model, np.concatenate([tokens[2:3, :7], following], axis=1), Recompute())
+    np.testing.assert_allclose(got, want, atol=1e-10)
+
+
+def test_the_last_row_itself_is_dropped_by_its_length_alone(model):
+    cache, _ = filled(model, 3, [5, 3, 7])
+    held = cache.copy()
+    cache.drop(2, 2)
+    assert cache.lengths.tolist() == [5, 3, 0]
+    np.testing.assert_array_equal(cache.keys[1], held.keys[1])
+
+
+@pytest.mark.parametrize(("row", "last"), [(0, 3), (2, 1), (-1, 1)])
+def test_a_row_that_cannot_be_dropped_is_refused(model, row, last):
+    cache, _ = filled(model, 3, [5, 3, 7])
+    with pytest.raises(InputError, match=f"row {last} cannot move into row {row} in a cache of 3"):
+        cache.drop(row, last)
+    assert cache.lengths.tolist() == [5, 3, 7]
+
+
+def test_a_new_row_sees_nothing_of_one_that_was_dropped(model):
+    cache, tokens = filled(model, 3, [30, 6, 30])
+    cache.drop(0, 2)
+    cache.drop(0, 1)
+    for array in (*cache.keys, *cache.values):
+        array[0, :, 6:] = array[1:] = 1e4
+    joined = random_ids(model.config, 1, 9, seed=1)
+    run(model, joined[:, :3], cache.rows(1, 2))
+    pair = cache.rows(0, 2)
+    for step in range(6):
+        fed = np.array([[tokens[1, 6 + step]], [joined[0, 3 + step]]])
+        got = run(model, fed, pair)
+        for row, ids in enumerate((tokens[1, : 7 + step], joined[0, : 4 + step])):
+            np.testing.assert_allclose(got[row], run(model, ids[None], Recompute())[0], atol=1e-10)
+
+
+def test_recompute_has_no_rows_of_its_own():
+    cache = Recompute()
+    assert cache.rows(2, 5) is cache
+    cache.drop(0, 3)
+    assert cache.token_bytes == cache.used_bytes == cache.length == 0

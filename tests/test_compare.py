@@ -85,7 +85,7 @@ def test_one_step_has_no_time_per_token(model):
 def test_it_ends_when_the_context_is_full(model):
     data = compare(model, [1] * 30, max_new_tokens=50).to_json()
     assert data["new_tokens"] == 3
-    assert data["finish"] == "length"
+    assert data["finish"] == "context"
 
 
 def test_it_does_not_stop_at_the_end_of_text():
@@ -117,7 +117,9 @@ def test_the_cache_pays_from_the_step_after_which_it_stays_ahead(model):
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, None])
 def test_a_comparison_without_steps_is_refused(model, count):
-    with pytest.raises(InputError, match="a comparison needs 1 or more"):
+    with pytest.raises(
+        InputError, match=f"max_new_tokens is {count}; it must be a whole number from 1"
+    ):
         compare(model, PROMPT, max_new_tokens=count)
 
 
@@ -232,7 +234,7 @@ def test_first_difference_tells_hidden_scores_from_seen_ones():
 def test_replay_chooses_the_same_tokens_again(model):
     steps = list(generate(model, PROMPT, max_new_tokens=3))
     choose = replay(steps)
-    assert [choose(None) for _ in steps] == [step.token for step in steps]
+    assert [choose(None, None) for _ in steps] == [step.token for step in steps]
 
 
 def test_a_picture_shows_both_paths(model):

@@ -10,13 +10,13 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate"]
+SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate", "batch"]
 SUITES = [SMALL, ["reference"]]  # the second takes seconds to start: only what passes the first
 
 ATTENTION, CACHE, CONFIG, FUNCTIONS, MODEL = (
     f"transformer/{name}.py" for name in ("attention", "cache", "config", "functions", "model")
 )
-GENERATE = "generation/generate.py"
+BATCH = "generation/batch.py"
 
 # name: [(file, text, text in its place), ...]
 FAULTS = {
@@ -159,8 +159,8 @@ FAULTS = {
     "cache: length one too large": [
         (
             CACHE,
-            "self.lengths + counts\n\n    def crop",
-            "self.lengths + counts + 1\n\n    def crop",
+            "self.lengths += counts ",
+            "self.lengths += counts + 1 ",
         ),
     ],
     "cache: newest key dropped": [
@@ -203,42 +203,142 @@ FAULTS = {
         (CACHE, "int((self.lengths + counts).max())", "int(counts.max())"),
     ],
     "cache: crop does nothing": [
-        (CACHE, "self.lengths = np.minimum(self.lengths, length)", "pass"),
+        (CACHE, "np.minimum(self.lengths, length, out=self.lengths)", "pass"),
     ],
     "cache: crop lengthens shorter rows": [
-        (CACHE, "np.minimum(self.lengths, length)", "np.full_like(self.lengths, length)"),
+        (CACHE, "np.minimum(self.lengths, length, out=self.lengths)", "self.lengths[:] = length"),
     ],
     "cache: a copy shares memory": [
         (
             CACHE,
-            "twin.values = [array.copy() for array in self.values]",
-            "twin.values = [array for array in self.values]",
+            "twin.values = [change(array) for array in self.values]",
+            "twin.values = [array[: len(change(array))] for array in self.values]",
         ),
     ],
     "cache: a second prompt finds the first one's": [
         (
-            GENERATE,
-            "    capacity = min(length, model.config.context)\n    return KVCache(",
-            "    capacity = model.config.context\n    model.__dict__.setdefault('kept', KVCache(",
-        ),
-        (
-            GENERATE,
-            "like=model.weights.token_embedding)",
-            "like=model.weights.token_embedding))\n    return model.__dict__['kept']",
+            BATCH,
+            "    return KVCache(model.config, rows, capacity, like=model.weights.token_embedding)",
+            "    kept = KVCache(model.config, rows, model.config.context, "
+            "like=model.weights.token_embedding)\n"
+            "    return model.__dict__.setdefault(f'kept {rows}', kept)",
         ),
     ],
     "cache: one of another model accepted": [
         (CACHE, "if made_for != asked:", "if False:"),
     ],
+    "cache: a dropped row stays as long as it was": [
+        (CACHE, "        self.lengths[last] = 0\n", ""),
+    ],
+    "cache: the row that moves keeps the length of the one before it": [
+        (CACHE, "        self.lengths[row] = length\n", ""),
+    ],
+    "cache: the first row moves into the gap": [
+        (CACHE, "array[last, :, :length]", "array[0, :, :length]"),
+    ],
+    "cache: a row moves without its keys and values": [
+        (CACHE, "        if row < last:\n", "        if False:\n"),
+    ],
+    "cache: one slot too few moves": [
+        (
+            CACHE,
+            "array[row, :, :length] = array[last, :, :length]",
+            "array[row, :, : length - 1] = array[last, :, : length - 1]",
+        ),
+    ],
+    "cache: rows have lengths apart from the cache's": [
+        (
+            CACHE,
+            "twin.lengths = change(self.lengths)",
+            "twin.lengths = change(self.lengths).copy()",
+        ),
+    ],
+    "cache: rows are counted from the first": [
+        (CACHE, "array[start:stop]", "array[: stop - start]"),
+    ],
     "generation: last position unusable": [
-        (GENERATE, "length == model.config.context", "length == model.config.context - 1"),
+        (BATCH, "len(self.ids) > self.config.context", "len(self.ids) >= self.config.context"),
     ],
     "generation: one token too many": [
-        (GENERATE, "index + 1 == max_new_tokens or", ""),
-        (GENERATE, "range(max_new_tokens)", "range(max_new_tokens + (max_new_tokens > 0))"),
+        (BATCH, "if self.made == self.request", "if self.made > self.request"),
+    ],
+    "generation: one token too few": [
+        (BATCH, "if self.made == self.request", "if self.made + 1 >= self.request"),
     ],
     "generation: end of text not heeded": [
-        (GENERATE, "if stop_at_end and", "if not stop_at_end and"),
+        (BATCH, "if self.request.stop_at_end and", "if not self.request.stop_at_end and"),
+    ],
+    "generation: the end of text adds text": [
+        (BATCH, 'self.finish = "end"', 'self.finish, text = "end", self.stream.push(token)'),
+    ],
+    "generation: what is held back is lost": [
+        (BATCH, "            text += self.stream.finish()\n", "            pass\n"),
+    ],
+    "generation: a stop string is not heeded": [
+        (BATCH, "if self.stream.stopped is not None", "if False"),
+    ],
+    "generation: passes of a prompt in chunks not added up": [
+        (BATCH, "row.fed += new", "row.fed = new"),
+    ],
+    "batch: counts forgotten": [
+        (BATCH, "counts=counts, ", ""),
+    ],
+    "batch: padded on the left": [
+        (BATCH, "row[: len(ids)] = ids", "row[len(row) - len(ids) :] = ids"),
+    ],
+    "batch: the logits of row 0 for all": [
+        (BATCH, "logits[place, -1]", "logits[0, -1]"),
+    ],
+    "batch: the choice is told a neighbour's tokens": [
+        (BATCH, "self.request.choose(logits, self.ids)", "self.request.choose(logits, self.told)"),
+        (
+            BATCH,
+            "            steps = []\n",
+            "            steps = []\n            for row, other in zip(rows, rows[1:] + rows[:1]):\n"
+            "                row.told = other.ids\n",
+        ),
+    ],
+    "batch: the row that leaves is not the one that ended": [
+        (
+            BATCH,
+            "place, last = self._rows.index(row), len(self._rows) - 1",
+            "place, last = 0, len(self._rows) - 1",
+        ),
+    ],
+    "batch: rows move and the cache does not": [
+        (BATCH, "        self.cache.drop(place, last)\n", "        self.cache.drop(last, last)\n"),
+    ],
+    "batch: a row that ended stays": [
+        (BATCH, "                if row.finish:\n", "                if False:\n"),
+    ],
+    "batch: one row that ended ends all": [
+        (
+            BATCH,
+            "                if row.finish:\n",
+            "                if any(r.finish for r in rows):\n",
+        ),
+    ],
+    "batch: steps in the order of the cache": [
+        ("generation/generate.py", "sorted(steps, key=lambda step: step.row)", "steps"),
+    ],
+    "batch: padding taken for the end by its id": [
+        (
+            BATCH,
+            "counts = self.model, [len(ids) for ids in new_ids]",
+            "counts = self.model, [len(ids) - (ids[-1] == 0 < len(ids) - 1) for ids in new_ids]",
+        ),
+    ],
+    "batch: a request that can never fit waits": [
+        (BATCH, "if request.slots(self.model.config.context) > self.capacity:", "if False:"),
+    ],
+    "batch: the last slot of a row unusable": [
+        (BATCH, "max(self.max_new_tokens, 1) - 1", "self.max_new_tokens"),
+    ],
+    "batch: what broke off is gone on with": [
+        (BATCH, "        if self._broken:\n", "        if False:\n"),
+    ],
+    "batch: rows that have tokens take part while others wait": [
+        (BATCH, "        start = waiting.index(True)\n", "        start = 0\n"),
     ],
 }
 

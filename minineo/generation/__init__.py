@@ -1,5 +1,17 @@
 """From a model to text."""
 
-from .generate import Step, generate, greedy
+from .batch import Batch, Request, Step
+from .generate import generate, generate_batch
+from .sampling import Sampling, greedy
+from .text import TextStream
 
-__all__ = ["Step", "generate", "greedy"]
+__all__ = [
+    "Batch",
+    "Request",
+    "Sampling",
+    "Step",
+    "TextStream",
+    "generate",
+    "generate_batch",
+    "greedy",
+]

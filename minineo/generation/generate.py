@@ -1,69 +1,12 @@
-"""The loop over time: one pass, one token."""
+"""From a prompt to text, one token per step."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Literal
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from ..checkpoints import Model
-from ..transformer import InputError, KVCache, Recompute, forward, silent
-
-PATHS = ("cached", "naive")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One pass through the model, and the token it yields.
-
-    Attributes
-    ----------
-    index : int
-        0 for the pass over the prompt, then 1, 2, ...
-    phase : "prefill" or "decode"
-        The pass over the prompt, or one of those after it.
-    fed : int
-        How many tokens were fed in this pass.
-    length : int
-        How many tokens the sequence had at the end of the pass: the last query saw so many keys
-        in a global layer.
-    logits : NumPy array [vocab]
-        The scores for the next token.
-    token : int
-        The chosen token.
-    seconds : float
-        The time of the pass, without the choice of the token.
-    cache_bytes : int
-        Bytes of the keys and values held after the pass.
-    finish : "stop", "length" or None
-        Why this step is the last: the end-of-text token, or no more tokens wanted or no position
-        left; None when it is not.
-    """
-
-    index: int
-    phase: Literal["prefill", "decode"]
-    fed: int
-    length: int
-    logits: np.ndarray
-    token: int
-    seconds: float
-    cache_bytes: int
-    finish: Literal["stop", "length"] | None
-
-
-def greedy(logits):
-    """Choose the token with the largest logit; of equals, the one with the smallest id.
-
-    Raises
-    ------
-    InputError
-        If a logit is not a number: the weights are broken.
-    """
-    token = int(np.argmax(logits))
-    if not np.isfinite(logits[token]):
-        raise InputError("the logits are not finite numbers; check the model's weights")
-    return token
+from ..transformer import InputError, silent
+from ..transformer.cache import whole
+from .batch import Batch, Choose, Request, Step
+from .sampling import greedy
 
 
 def generate(
@@ -73,7 +16,9 @@ def generate(
     path: str = "cached",
     max_new_tokens: int = 64,
     stop_at_end: bool = True,
-    choose: Callable[[np.ndarray], int] = greedy,
+    stop: str | Sequence[str] = (),
+    choose: Choose = greedy,
+    prefill_chunk: int | None = None,
     trace=silent,
 ) -> Iterator[Step]:
     """Write on from a prompt, one token per step.
@@ -92,8 +37,14 @@ def generate(
         Stop after so many tokens. With 0 nothing is computed.
     stop_at_end : bool, optional
         Stop after the end-of-text token.
+    stop : str or sequence of str, optional
+        Stop at the first of these strings in the new text, which then ends before it.
     choose : function, optional
-        From logits [vocab] to the next token; by default the most likely one.
+        From logits [vocab] and the ids of all tokens so far to the next token: a `Sampling`, or
+        by default the most likely token.
+    prefill_chunk : int, optional
+        Feed at most so many tokens of the prompt in one pass, on the cached path; by default all
+        of them. The passes are counted into the first step.
     trace : Trace, optional
         Sees the values of every pass; those of the latest stay.
 
@@ -104,66 +55,89 @@ def generate(
     Raises
     ------
     InputError
-        If the prompt, the path or the number of tokens is not usable. Raised at once, not at the
-        first step.
+        If the prompt or an option is not usable. Raised at once, not at the first step.
 
     Examples
     --------
     >>> for step in generate(model, "Once upon a time", max_new_tokens=5):
-    ...     print(step.phase, step.fed, model.decode([step.token]))
+    ...     print(step.phase, step.fed, step.text)
     """
-    ids = model.encode(prompt)
-    if path not in PATHS:
-        raise InputError(f"unknown path {path!r}: choose {' or '.join(PATHS)}")
-    if not is_whole(max_new_tokens) or max_new_tokens < 0:
-        raise InputError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 0")
-    cache = new_cache(model, path, len(ids) + max_new_tokens)
-    return _steps(model, ids, cache, max_new_tokens, stop_at_end, choose, trace)
+    passes = generate_batch(
+        model,
+        [prompt],
+        path=path,
+        max_new_tokens=max_new_tokens,
+        stop_at_end=stop_at_end,
+        stop=stop,
+        choose=choose,
+        prefill_chunk=prefill_chunk,
+        trace=trace,
+    )
+    return (step for steps in passes for step in steps)
 
 
-def is_whole(number):
-    """Return whether something is a whole number, of Python or NumPy, and no bool."""
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+def generate_batch(
+    model: Model,
+    prompts: Sequence,
+    *,
+    path: str = "cached",
+    max_new_tokens: int = 64,
+    stop_at_end: bool = True,
+    stop: str | Sequence[str] = (),
+    choose: Choose | Sequence[Choose] = greedy,
+    prefill_chunk: int | None = None,
+    trace=silent,
+) -> Iterator[list[Step]]:
+    """Write on from several prompts at once: each as `generate` does it alone.
+
+    Parameters
+    ----------
+    model : Model
+    prompts : sequence of str or of sequences of int
+    choose : function or sequence of functions, optional
+        One for all prompts, or one for each.
+
+    The others are those of `generate`.
+
+    Yields
+    ------
+    list of Step
+        The steps of one pass, in the order of the prompts: those of rows that have left are
+        missing, and `Step.row` tells whose each is.
+
+    Raises
+    ------
+    InputError
+        If a prompt or an option is not usable. Raised at once, not at the first step.
+
+    Examples
+    --------
+    >>> texts = ["", ""]
+    >>> for steps in generate_batch(model, ["Once upon a time", "One day"]):
+    ...     for step in steps:
+    ...         texts[step.row] += step.text
+    """
+    if isinstance(prompts, str) or len(prompts) == 0:
+        raise InputError("prompts must be a list of one prompt or more")
+    choices = [choose] * len(prompts) if callable(choose) else list(choose)
+    if len(choices) != len(prompts):
+        raise InputError(f"choose has {len(choices)} functions; there are {len(prompts)} prompts")
+    new = whole(max_new_tokens, "max_new_tokens")
+    requests = [
+        Request(model.encode(prompt), new, stop_at_end, stop, each)
+        for prompt, each in zip(prompts, choices, strict=True)
+    ]
+    capacity = max(request.slots(model.config.context) for request in requests)
+    batch = Batch(
+        model, len(requests), capacity, path=path, prefill_chunk=prefill_chunk, trace=trace
+    )
+    for request in requests:
+        batch.join(request)
+    return _run(batch)
 
 
-def new_cache(model, path, length):
-    """Return an empty cache for one sequence of so many tokens, on the cached or naive path."""
-    if path == "naive":
-        return Recompute()
-    capacity = min(length, model.config.context)
-    return KVCache(model.config, 1, capacity, like=model.weights.token_embedding)
-
-
-def _steps(model, ids, cache, max_new_tokens, stop_at_end, choose, trace):
-    tokens = np.array([ids])  # [1, length]
-    for index in range(max_new_tokens):
-        new_tokens = tokens[:, cache.length :]  # the naive path's length is 0: it feeds them all
-
-        model.device.synchronize()
-        start = perf_counter()
-        all_logits = forward(new_tokens, model.weights, model.config, cache, trace=trace)
-        model.device.synchronize()
-        seconds = perf_counter() - start
-
-        logits = model.device.get(all_logits[0, -1])
-        token = choose(logits)
-        length = tokens.shape[1]
-        finish: Literal["stop", "length"] | None = None
-        if stop_at_end and token == model.config.end_token:
-            finish = "stop"
-        elif index + 1 == max_new_tokens or length == model.config.context:
-            finish = "length"
-        yield Step(
-            index=index,
-            phase="prefill" if index == 0 else "decode",
-            fed=new_tokens.shape[1],
-            length=length,
-            logits=logits,
-            token=token,
-            seconds=seconds,
-            cache_bytes=cache.used_bytes,
-            finish=finish,
-        )
-        if finish:
-            return
-        tokens = np.append(tokens, [[token]], axis=1)
+def _run(batch):
+    """Yield the steps of each pass that yields any, until every row has left."""
+    while batch:
+        if steps := batch.step():
+            yield sorted(steps, key=lambda step: step.row)

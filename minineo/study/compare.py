@@ -9,8 +9,8 @@ import numpy as np
 
 from ..checkpoints import Model
 from ..generation import Step, generate
-from ..generation.generate import is_whole
-from ..transformer import InputError, Trace
+from ..transformer import Trace
+from ..transformer.cache import whole
 
 # Rounding allowed between the paths, as a share of the largest logit, but of 20 at least: 1e-4 and
 # 1e-10 for the logits that small models have.
@@ -220,8 +220,7 @@ def compare(
     >>> comparison.agree, comparison.speedup
     """
     ids = model.encode(prompt)
-    if not is_whole(max_new_tokens) or max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens!r}; a comparison needs 1 or more")
+    max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
     total = 2 * min(max_new_tokens, model.config.context - len(ids) + 1)
 
     def run(path, count, choose=best):
@@ -254,7 +253,7 @@ def compare(
     return Comparison(model, ids, pairs, tolerance, divergence)
 
 
-def best(logits):
+def best(logits, ids=()):
     """Choose the largest logit, or one that is not a number: a finding, not a reason to stop."""
     return int(np.argmax(logits))
 
@@ -262,7 +261,7 @@ def best(logits):
 def replay(steps):
     """Return a function that chooses the tokens of these steps again, one after the other."""
     tokens = iter([step.token for step in steps])
-    return lambda logits: next(tokens)
+    return lambda logits, ids: next(tokens)
 
 
 def pair_up(cached, naive):
@@ -291,7 +290,7 @@ def locate(model, ids, max_new_tokens):
         ids,
         path="naive",
         trace=traces["naive"],
-        choose=lambda logits: chosen[-1],
+        choose=lambda logits, ids: chosen[-1],
         **options,
     )
     for index in range(max_new_tokens):

@@ -7,7 +7,7 @@ from math import exp, inf, log
 import numpy as np
 
 from ..checkpoints import Model
-from ..generation.generate import new_cache
+from ..generation.batch import new_cache
 from ..transformer import InputError, forward
 from ..transformer.model import check_ids
 
@@ -151,7 +151,7 @@ def log_probabilities(model, ids, start, done, end):
 
     The window is fed through a cache piece by piece, so that only a piece's logits exist.
     """
-    cache = new_cache(model, "cached", end - start)
+    cache = new_cache(model, "cached", 1, end - start)
 
     def logits(first, last, last_only):
         tokens = np.array([ids[first:last]])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..checkpoints import Model, load
 from ..checkpoints.find import find
-from ..generation.generate import new_cache
+from ..generation.batch import new_cache
 from ..transformer import InputError, Trace, forward
 
 PACKAGES = ("torch", "transformers")
@@ -192,7 +192,7 @@ def verify(
         def found(name, difference, position, place=(size, path)):
             note(largest, name, difference, *place, position)
 
-        cache = new_cache(loaded, "naive" if path == "naive" else "cached", size)
+        cache = new_cache(loaded, "naive" if path == "naive" else "cached", 1, size)
         for start, stop in pairwise(edges):
             run(loaded, ids[:, start:stop], cache, Against(expected, start, found, loaded.device))
         count()
@@ -311,7 +311,7 @@ def measure_distances(model, ids, blocks, expected, count):
         For each value the largest distance of minineo and that of transformers.
     """
     exact = replace(model, weights=in_float64(model.weights))
-    exact_cache, cache = (new_cache(each, "cached", ids.shape[1]) for each in (exact, model))
+    exact_cache, cache = (new_cache(each, "cached", *ids.shape) for each in (exact, model))
     ours: dict[str, tuple] = {}
     theirs: dict[str, tuple] = {}
     for start, stop in pairwise(blocks):

@@ -80,10 +80,11 @@ def attend(queries, keys, values, positions, window, trace=silent):
         # scores and pattern are [batch, heads, rows, slots]
         scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
         if first < last:  # a query alone sees all of these slots
-            position, slot = positions[:, rows, None], np.arange(slots.start, slots.stop)
-            hide(scores, (slot > position) | (slot <= position - window))  # [batch, rows, slots]
+            distance = positions[:, rows, None] - np.arange(slots.start, slots.stop)
+            hidden = (distance < 0) | (distance >= window)  # [batch, rows, slots]
+            hide(scores, hidden)
         pattern = softmax(scores)
-        np.matmul(pattern, values[:, :, slots], out=mixed[:, :, rows])
+        mixed[:, :, rows] = pattern @ values[:, :, slots]
 
         trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)
     return mixed

@@ -1,22 +1,19 @@
 """Where keys and values come from: the one difference between the two paths.
 
 Both classes have the same `lengths`, `extend` and `advance`. A forward pass calls `extend` once
-in every layer, and `advance` once at its end.
+in every layer, and `advance` once at its end. A batch calls `rows` and `drop` between passes.
 """
-
-from operator import index
 
 import numpy as np
 
 from .config import InputError
 
 
-def whole(number, name):
-    """Return a whole number as an int, or refuse it."""
-    try:
-        return index(number)
-    except TypeError:
-        raise InputError(f"{name} is {number!r}; it must be a whole number") from None
+def whole(number, name, least=0):
+    """Return a whole number, of Python or NumPy and no bool, as an int, or refuse it."""
+    if isinstance(number, (int, np.integer)) and type(number) is not bool and number >= least:
+        return int(number)
+    raise InputError(f"{name} is {number!r}; it must be a whole number from {least}")
 
 
 class Recompute:
@@ -25,8 +22,7 @@ class Recompute:
     length = 0
     lengths = np.zeros(1, dtype=int)
     lengths.flags.writeable = False
-    nbytes = 0
-    used_bytes = 0
+    nbytes = token_bytes = used_bytes = 0
 
     def extend(self, layer, new_keys, new_values):
         """Return what is given: the new keys and values are all there are."""
@@ -37,6 +33,13 @@ class Recompute:
 
     def check(self, config, batch, counts, dtype):
         """Accept every input: there is nothing that could fill up."""
+
+    def rows(self, start, stop):
+        """Return itself: there is nothing to share."""
+        return self
+
+    def drop(self, row, last):
+        """Forget nothing: nothing is remembered."""
 
 
 class KVCache:
@@ -70,10 +73,8 @@ class KVCache:
     """
 
     def __init__(self, config, batch, capacity, like):
-        batch, capacity = whole(batch, "batch"), whole(capacity, "capacity")
-        if batch < 1:
-            raise InputError(f"a cache of {batch} rows cannot hold anything; ask for 1 or more")
-        if not 1 <= capacity <= config.context:
+        batch, capacity = whole(batch, "batch", 1), whole(capacity, "capacity", 1)
+        if capacity > config.context:
             raise InputError(
                 f"a capacity of {capacity} slots does not fit this model; "
                 f"ask for 1 to {config.context}"
@@ -102,9 +103,14 @@ class KVCache:
         return sum(array.nbytes for array in (*self.keys, *self.values))
 
     @property
+    def token_bytes(self):
+        """Bytes of the keys and values of one token, in all layers."""
+        return self.nbytes // (len(self.lengths) * self.capacity)
+
+    @property
     def used_bytes(self):
         """Bytes of the keys and values held so far."""
-        return self.nbytes * int(self.lengths.sum()) // (len(self.lengths) * self.capacity)
+        return self.token_bytes * int(self.lengths.sum())
 
     def extend(self, layer, new_keys, new_values):
         """Write new keys and values behind each row's old ones and return all of them.
@@ -128,7 +134,7 @@ class KVCache:
 
     def advance(self, counts):
         """Count the tokens that a forward pass has brought: `counts` of them in each row."""
-        self.lengths = self.lengths + counts
+        self.lengths += counts  # in place: caches over some of the rows share it
 
     def crop(self, length):
         """Forget every token at position `length` and behind it.
@@ -139,16 +145,55 @@ class KVCache:
             If length is negative or above the length of the longest row.
         """
         length = whole(length, "length")
-        if not 0 <= length <= self.length:
+        if length > self.length:
             raise InputError(f"cannot crop to {length} tokens a cache that holds {self.length}")
-        self.lengths = np.minimum(self.lengths, length)
+        np.minimum(self.lengths, length, out=self.lengths)
+
+    def rows(self, start, stop):
+        """Return a cache of the rows from `start` up to `stop`, which are also still this one's.
+
+        It shares their storage and lengths: a pass over it is a pass over these rows alone.
+
+        Raises
+        ------
+        InputError
+            If these are no rows of the cache, or none.
+        """
+        if not 0 <= start < stop <= len(self.lengths):
+            raise InputError(f"a cache of {len(self.lengths)} rows has no rows {start} to {stop}")
+        return self._twin(lambda array: array[start:stop])
+
+    def drop(self, row, last):
+        """Forget a row. Row `last` moves into its place, so that no gap is left before it.
+
+        Only slots in use are copied. What stays in the others is never seen by a query.
+
+        Raises
+        ------
+        InputError
+            If one is no row of the cache, or `row` lies behind `last`.
+        """
+        if not 0 <= row <= last < len(self.lengths):
+            raise InputError(
+                f"row {last} cannot move into row {row} in a cache of {len(self.lengths)} rows"
+            )
+        length = self.lengths[last]
+        if row < last:
+            for array in (*self.keys, *self.values):
+                array[row, :, :length] = array[last, :, :length]
+        self.lengths[row] = length
+        self.lengths[last] = 0
 
     def copy(self):
         """Return a cache that holds the same and shares no memory with this one."""
+        return self._twin(lambda array: array.copy())
+
+    def _twin(self, change):
+        """Return a cache of arrays that are made from those of this one."""
         twin = object.__new__(KVCache)
-        twin.keys = [array.copy() for array in self.keys]
-        twin.values = [array.copy() for array in self.values]
-        twin.lengths = self.lengths.copy()
+        twin.keys = [change(array) for array in self.keys]
+        twin.values = [change(array) for array in self.values]
+        twin.lengths = change(self.lengths)
         return twin
 
     def check(self, config, batch, counts, dtype):
