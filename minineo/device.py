@@ -1,11 +1,19 @@
-"""Choose where arrays live and wait for their results. The only file that imports CuPy."""
+"""Choose where arrays live and how they are computed. The only file that imports CuPy."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
-from .transformer import InputError
+from .transformer import Config, InputError
+
+# Below both, a product is too small to be shared out: on one core it takes less time than a thread
+# may need to wake, and a hundredth of it where another program keeps a core busy.
+SMALL_MATRIX = 2**19  # numbers: larger ones are read faster by several cores
+SMALL_PRODUCT = 2**24  # multiplications
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,22 @@ class Device:
         """Wait until everything begun on this device is done: a clock is read only after that."""
         if self.cupy is not None:
             self.cupy.cuda.get_current_stream().synchronize()
+
+    def threads(self, config: Config, tokens: int) -> AbstractContextManager:
+        """Return a context for a pass of so many tokens: NumPy uses one core if the pass is small.
+
+        While OpenBLAS waits for a thread it spins, and what it waits for may be on a core that
+        another program uses: a pass of the embedded model then takes 100 times as long.
+        """
+        matrix = config.width * config.inner
+        small = matrix <= SMALL_MATRIX and matrix * tokens <= SMALL_PRODUCT
+        return _blas().limit(limits=1) if small and self.cupy is None else nullcontext()
+
+
+@cache
+def _blas():
+    """Return what sets the number of threads that NumPy multiplies with."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 def choose(name="auto"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import random_ids, random_model, run
 
-from minineo import InputError, Recompute, Trace, generate, load
+from minineo import InputError, Model, Recompute, Trace, generate, load
 from minineo.generation import Batch, Request, Sampling, generate_batch, greedy
 from minineo.transformer.trace import Silent
 
@@ -150,15 +150,13 @@ def test_the_choice_of_a_row_is_told_its_own_tokens():
 
 def passes_of(monkeypatch):
     """A list that grows with each forward pass: how many tokens it feeds each row."""
-    from minineo.generation import batch
+    passes, forward = [], Model.forward
 
-    passes, forward = [], batch.forward
-
-    def counting(tokens, *args, counts, **options):
+    def counting(*args, counts, **options):
         passes.append(list(counts))
-        return forward(tokens, *args, counts=counts, **options)
+        return forward(*args, counts=counts, **options)
 
-    monkeypatch.setattr(batch, "forward", counting)
+    monkeypatch.setattr(Model, "forward", counting)
     return passes
 
 

@@ -5,7 +5,8 @@ import pytest
 from small import random_model
 
 from minineo import InputError, KVCache, Recompute, compare, generate
-from minineo.study.compare import Divergence, first_difference, replay
+from minineo.study.compare import replay
+from minineo.study.lockstep import Place, distance
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 
@@ -98,7 +99,7 @@ def test_it_does_not_stop_at_the_end_of_text():
 def test_progress_is_told_step_by_step(model):
     calls = []
     compare(model, PROMPT, max_new_tokens=3, progress=lambda *call: calls.append(call))
-    assert calls == [(done, 6) for done in range(1, 7)]
+    assert calls == [(done, 9) for done in range(1, 10)]
 
 
 def test_the_cache_pays_from_the_step_after_which_it_stays_ahead(model):
@@ -170,12 +171,12 @@ def not_a_number(cache, layer, new_keys, new_values):
 
 
 FAULTS = [
-    (skip_write, Divergence(1, 2, "keys")),
-    (never_write_slot_0, Divergence(0, 0, "keys")),
-    (drop_newest, Divergence(0, 0, "keys")),
-    (drop_newest_key, Divergence(0, 0, "keys")),
-    (overwrite_with_values_of_another_layer, Divergence(0, 1, "values")),
-    (not_a_number, Divergence(1, 1, "values")),
+    (skip_write, Place(1, 2, "keys")),
+    (never_write_slot_0, Place(0, 0, "keys")),
+    (drop_newest, Place(0, 0, "keys")),
+    (drop_newest_key, Place(0, 0, "keys")),
+    (overwrite_with_values_of_another_layer, Place(0, 1, "values")),
+    (not_a_number, Place(1, 1, "values")),
 ]
 
 
@@ -184,7 +185,7 @@ def test_a_fault_in_the_cache_is_found_and_placed(either, monkeypatch, fault, pl
     spoil(monkeypatch, "extend", fault)
     comparison = compare(either, PROMPT, max_new_tokens=8)
     assert not comparison.agree
-    assert comparison.first_divergence == place
+    assert comparison.first_divergence.place == place
     json.dumps(comparison.to_json(), allow_nan=False)
 
 
@@ -203,7 +204,7 @@ def test_a_fault_that_begins_late_is_placed_late(model, monkeypatch):
         return keys, values
 
     spoil(monkeypatch, "extend", late)
-    assert compare(model, PROMPT, max_new_tokens=20).first_divergence == Divergence(7, 3, "values")
+    assert compare(model, PROMPT, max_new_tokens=20).first_divergence.place == Place(7, 3, "values")
 
 
 def test_a_fault_of_the_naive_path_is_found_as_well(model, monkeypatch):
@@ -213,22 +214,21 @@ def test_a_fault_of_the_naive_path_is_found_as_well(model, monkeypatch):
     assert not compare(model, PROMPT, max_new_tokens=3).agree
 
 
-def test_first_difference_takes_values_by_position():
-    twelve = np.arange(12.0).reshape(1, 4, 3)
-    assert first_difference({"a": twelve[:, 3:]}, {"a": twelve}, 1e-9) is None
-    assert first_difference({"a": twelve[:, :1]}, {"a": twelve}, 1e-9) == "a"
-    assert first_difference({"keys": twelve[:, 3:]}, {"keys": twelve}, 1e-9) == "keys"
-    assert first_difference({"new_keys": twelve[:, 3:]}, {"new_keys": twelve}, 1e-9) is None
-    assert first_difference({"a": twelve, "b": twelve}, {"a": twelve, "b": -twelve}, 1e-9) == "b"
-    assert first_difference({"a": twelve * np.nan}, {"a": twelve}, 1e-9) == "a"
+def test_a_distance_is_a_share_of_the_largest_number_but_of_1_at_least():
+    assert distance([np.array([1.0, 100])], [np.array([2.0, 100])]) == 0.01
+    assert distance([np.array([0.25])], [np.array([0.5])]) == 0.25
+    assert distance([np.zeros(3), np.ones(2)], [np.zeros(3), np.zeros(2)]) == 1
+    assert distance([np.zeros(3)], [np.zeros(2)]) is None
+    assert np.isnan(distance([np.ones(1), np.array([np.nan])], [np.zeros(1), np.ones(1)]))
+    assert np.isnan(distance([np.array([np.nan]), np.ones(1)], [np.ones(1), np.zeros(1)]))
 
 
-def test_first_difference_tells_hidden_scores_from_seen_ones():
+def test_a_distance_tells_hidden_scores_from_seen_ones():
     lowest = np.finfo("float64").min
-    hidden, seen = np.array([[1.0, lowest]]), np.array([[1.0, 2.0]])
-    assert first_difference({"scores": hidden}, {"scores": hidden.copy()}, 1e-9) is None
-    assert first_difference({"scores": hidden}, {"scores": seen}, 1e-9) == "scores"
-    assert first_difference({"scores": seen}, {"scores": hidden}, 1e-9) == "scores"
+    hidden, seen = [np.array([1.0, lowest])], [np.array([1.0, 2.0])]
+    assert distance(hidden, hidden) == 0
+    assert distance(hidden, seen) > 1e300
+    assert distance(seen, hidden) > 1e300
 
 
 def test_replay_chooses_the_same_tokens_again(model):

@@ -3,6 +3,8 @@ import types
 
 import numpy as np
 import pytest
+from small import tiny_config
+from threadpoolctl import threadpool_info
 
 from minineo import InputError
 from minineo.device import choose
@@ -66,3 +68,19 @@ def test_a_cupy_that_computes_is_used(monkeypatch):
 def test_an_unknown_device_is_refused_by_name():
     with pytest.raises(InputError, match="unknown device 'tpu': choose auto, cpu or cuda"):
         choose("tpu")
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "cores"),
+    [(128, 1, 1), (128, 256, 1), (128, 257, None), (256, 64, 1), (768, 1, None)],
+)
+def test_a_small_pass_keeps_to_one_core_and_leaves_the_others_as_they_were(width, tokens, cores):
+    config = tiny_config(hidden_size=width)
+    before = blas_threads()
+    with choose("cpu").threads(config, tokens):
+        assert blas_threads() == ([cores] * len(before) if cores else before)
+    assert blas_threads() == before
+
+
+def blas_threads():
+    return [blas["num_threads"] for blas in threadpool_info() if blas["user_api"] == "blas"]

@@ -10,7 +10,7 @@ import torch
 import transformers
 from small import random_ids, random_model, run
 
-from minineo import InputError, Recompute, load
+from minineo import InputError, Model, Recompute, load
 from minineo.checkpoints.find import find
 from minineo.study import score as study
 from minineo.study.score import score
@@ -232,13 +232,13 @@ def test_text_of_less_than_two_tokens_is_refused(embedded, text):
 
 def test_every_token_is_fed_in_order_and_the_last_is_not(model, monkeypatch):
     fed = []
-    forward = study.forward
+    forward = Model.forward
 
-    def spy(tokens, *others, **options):
+    def spy(model, tokens, cache, **options):
         fed.extend(tokens[0].tolist())
-        return forward(tokens, *others, **options)
+        return forward(model, tokens, cache, **options)
 
-    monkeypatch.setattr(study, "forward", spy)
+    monkeypatch.setattr(Model, "forward", spy)
     monkeypatch.setattr(study, "FED", 5)
     ids = random_ids(model.config, 20).tolist()
     score(model, ids)

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 from small import TINY, random_tensor, tiny_config
 
-from minineo import InputError, KVCache, load
+from minineo import InputError, KVCache, Model, load
 from minineo.checkpoints.read import expected_shapes
 from minineo.device import choose
 from minineo.study import verify as study
@@ -375,13 +375,13 @@ def test_decoding_crosses_the_edge_of_the_window():
 
 
 def test_the_naive_path_recomputes_and_the_others_fill_a_cache(tiny, monkeypatch):
-    seen, forward = [], study.forward
+    seen, forward = [], Model.forward
 
-    def spy(tokens, weights, config, cache, **options):
+    def spy(model, tokens, cache, **options):
         seen.append((type(cache).__name__, tokens.shape[1]))
-        return forward(tokens, weights, config, cache, **options)
+        return forward(model, tokens, cache, **options)
 
-    monkeypatch.setattr(study, "forward", spy)
+    monkeypatch.setattr(Model, "forward", spy)
     verify(tiny, device="cpu", lengths=[7])
     rounding, naive, *cached = seen[1:]  # the first two are one block, in float64 and float32
     assert seen[0] == rounding == ("KVCache", 7)

@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..device import Device, choose
-from ..transformer import Config, InputError, Weights
+from ..transformer import Config, InputError, Weights, forward
 from ..transformer.model import check_ids
 from . import hub
 from .find import existing_folder, find, hub_name
@@ -41,6 +41,23 @@ class Model:
     def dtype(self) -> str:
         """The dtype of the weights and of everything computed from them."""
         return str(self.weights.token_embedding.dtype)
+
+    def forward(self, tokens, cache, **options):
+        """Make one pass of new tokens, as `minineo.forward` does, the way that suits the device.
+
+        Parameters
+        ----------
+        tokens : array of int [batch, new]
+        cache : Recompute or KVCache
+        **options
+            As of `minineo.forward`.
+
+        Returns
+        -------
+        logits : array [batch, 1 or new, vocab]
+        """
+        with self.device.threads(self.config, np.size(tokens)):
+            return forward(tokens, self.weights, self.config, cache, **options)
 
     def encode(self, prompt, special=True):
         """Turn a prompt into token ids.

@@ -110,7 +110,7 @@ def ledger(comparison: Comparison) -> Table:
             same = Text("yes")
         else:  # between tokens closer than rounding, either choice is right
             same = Text("tie") if pair.gap <= 2 * comparison.tolerance else Text("NO", "bold red")
-        wrong = not pair.difference <= comparison.tolerance
+        wrong = not (comparison.agree or pair.difference <= comparison.tolerance)
         table.add_row(
             str(cached.index),
             cached.phase,
@@ -135,8 +135,10 @@ def verdict(comparison: Comparison) -> Text:
     if comparison.agree:
         return Text.assemble(
             ("Both paths say the same: ", "bold green"),
-            f"{comparison.same_tokens} of {steps} tokens equal, logits differ by {difference:.1e} "
-            f"at most, which is rounding (up to {comparison.tolerance:.0e} is).",
+            f"{comparison.same_tokens} of {steps} tokens equal. "
+            f"{comparison.lockstep.values:,} values of all layers, held against their twins, "
+            f"differ by {comparison.lockstep.largest_difference:.0e} of their size at most, the "
+            f"logits by {difference:.1e}: rounding.",
         )
     counts = (
         f" {comparison.same_tokens} of {steps} tokens are equal; logits differ by "

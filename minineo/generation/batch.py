@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..checkpoints import Model
-from ..transformer import InputError, KVCache, Recompute, forward, silent
+from ..transformer import InputError, KVCache, Recompute, silent
 from ..transformer.cache import whole
 from ..transformer.model import check_ids
 from .sampling import greedy, log_probabilities
@@ -241,9 +241,7 @@ class Batch:
             row[: len(ids)] = ids
         model.device.synchronize()
         start = perf_counter()
-        logits = forward(
-            tokens, model.weights, model.config, cache, counts=counts, trace=self._trace
-        )
+        logits = model.forward(tokens, cache, counts=counts, trace=self._trace)
         model.device.synchronize()
         return logits, perf_counter() - start
 

@@ -20,7 +20,7 @@ from ..checkpoints.find import find
 from ..checkpoints.read import read_config
 from ..transformer import Config, InputError
 from . import costs, hardware
-from .compare import number
+from .plain import number
 from .shapes import shape_fields, write_random_model
 
 LENGTHS = (64, 256, 512, 1024, 2000)

@@ -1,7 +1,8 @@
 """The main job: the cached and the naive path side by side, step by step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 
@@ -9,13 +10,10 @@ import numpy as np
 
 from ..checkpoints import Model
 from ..generation import Step, generate
-from ..transformer import Trace
+from ..generation.batch import PATHS
 from ..transformer.cache import whole
-
-# Rounding allowed between the paths, as a share of the largest logit, but of 20 at least: 1e-4 and
-# 1e-10 for the logits that small models have.
-ROUNDING = {"float32": 5e-6, "float64": 5e-12}
-HIDDEN = 1e30  # scores this low are hidden, not measured
+from .lockstep import ROUNDING, Divergence, Lockstep, Pass, lockstep
+from .plain import number
 
 
 @dataclass(frozen=True)
@@ -44,28 +42,6 @@ class StepPair:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """Where the cached path first differs from the naive one by more than rounding.
-
-    Attributes
-    ----------
-    step : int
-    layer : int or None
-        None for what lies outside the blocks.
-    value : str
-        The name of the value, as in a trace, or what went wrong in its place.
-    """
-
-    step: int
-    layer: int | None
-    value: str
-
-    def __str__(self):
-        layer = "" if self.layer is None else f"layer {self.layer}, "
-        return f"step {self.step}, {layer}{self.value}"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Both paths over the same tokens.
 
@@ -75,22 +51,30 @@ class Comparison:
     prompt_ids : list of int
     pairs : list of StepPair
         One for each step.
-    tolerance : float
-        The largest difference in logits that counts as rounding.
-    first_divergence : Divergence or None
-        None when the paths agree.
+    lockstep : Lockstep
+        What came of holding every value of every layer against its twin.
     """
 
     model: Model
     prompt_ids: list[int]
     pairs: list[StepPair]
-    tolerance: float
-    first_divergence: Divergence | None
+    lockstep: Lockstep
 
     @property
     def agree(self) -> bool:
         """Whether the paths differ by no more than rounding."""
         return self.first_divergence is None
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """The first value that differs by more than rounding."""
+        return self.lockstep.divergence
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference in logits that counts as rounding without being judged."""
+        largest = max((float(np.abs(pair.naive.logits).max()) for pair in self.pairs), default=0)
+        return ROUNDING[self.model.dtype] * max(1, largest)
 
     @property
     def new_ids(self) -> list[int]:
@@ -167,7 +151,11 @@ class Comparison:
                 "speedup": self.speedup,
                 "pays_from_step": self.pays_from(),
                 "cache_bytes_per_token": self.bytes_per_token,
-                "first_divergence": None if divergence is None else vars(divergence),
+                "first_divergence": None if divergence is None else divergence.to_json(),
+                "values_compared": self.lockstep.values,
+                "largest_differences": {
+                    name: number(value) for name, value in self.lockstep.largest.items()
+                },
                 **{
                     path: {
                         "ttft_seconds": self.ttft_seconds(path),
@@ -191,9 +179,8 @@ def compare(
 
     The cached path chooses the tokens and the naive path is fed the same ones, so that one
     difference cannot grow into another text. Neither stops at the end of text: there are as many
-    steps as asked for, or as the context has room for. Nothing is traced while the clock runs.
-    When the logits differ by more than rounding, or a path breaks down, both run once more,
-    traced, to find the first value that differs.
+    steps as asked for, or as the context has room for. Nothing is traced while the clock runs;
+    then both run once more, and `lockstep` holds every value of every layer against its twin.
 
     Parameters
     ----------
@@ -221,7 +208,7 @@ def compare(
     """
     ids = model.encode(prompt)
     max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1)
-    total = 2 * min(max_new_tokens, model.config.context - len(ids) + 1)
+    total = 3 * min(max_new_tokens, model.config.context - len(ids) + 1)
 
     def run(path, count, choose=best):
         return generate(
@@ -230,27 +217,32 @@ def compare(
 
     cached: list[Step] = []
     pairs: list[StepPair] = []
-    error = None
-    try:
-        for path in ("cached", "naive"):  # warm up: first passes allocate and wake threads
+    breakdown = None
+    for path in PATHS:  # warm up: first passes allocate and wake threads
+        with suppress(Exception):  # it will be met again
             list(run(path, 2))
-        for step in run("cached", max_new_tokens):
+    path = "cached"
+    try:
+        for step in run(path, max_new_tokens):
             cached.append(step)
             progress(len(cached), total)
-        for twin in run("naive", max_new_tokens, replay(cached)):
+        path = "naive"
+        for twin in run(path, max_new_tokens, replay(cached)):
             pairs.append(pair_up(cached[twin.index], twin))
             progress(len(cached) + len(pairs), total)
-    except Exception as caught:  # a path that breaks down is a finding, not the end
-        error = caught
+    except Exception as error:  # a path that breaks down is a finding, not the end
+        step = len(cached) if path == "cached" else len(pairs)
+        breakdown = Divergence(step, None, f"the {path} path broke down: {error}")
 
-    largest = max((float(np.abs(pair.naive.logits).max()) for pair in pairs), default=0)
-    tolerance = ROUNDING[model.dtype] * max(20, largest)
-    divergence = None
-    if error or not all(pair.difference <= tolerance for pair in pairs):
-        divergence = locate(model, ids, max_new_tokens)
-        if divergence is None and error:
-            raise error
-    return Comparison(model, ids, pairs, tolerance, divergence)
+    fed = [ids, *([step.token] for step in cached)]
+    found = lockstep(
+        model,
+        [Pass.of(row) for row in (fed if breakdown else fed[:-1])],
+        progress=lambda done: progress(len(cached) + len(pairs) + done, total),
+    )
+    if breakdown and found.agree:
+        found = replace(found, divergence=breakdown)
+    return Comparison(model, ids, pairs, found)
 
 
 def best(logits, ids=()):
@@ -271,67 +263,6 @@ def pair_up(cached, naive):
     return StepPair(cached, naive, difference, gap=float(best - second))
 
 
-def locate(model, ids, max_new_tokens):
-    """Run both paths in step, traced, and find the first value that differs.
-
-    Returns
-    -------
-    Divergence or None
-    """
-    tolerance = ROUNDING[model.dtype] * 20
-    traces = {"cached": Trace(), "naive": Trace()}
-    chosen: list[int] = []
-    options = {"max_new_tokens": max_new_tokens, "stop_at_end": False}
-    cached_steps = generate(
-        model, ids, path="cached", trace=traces["cached"], choose=best, **options
-    )
-    naive_steps = generate(
-        model,
-        ids,
-        path="naive",
-        trace=traces["naive"],
-        choose=lambda logits, ids: chosen[-1],
-        **options,
-    )
-    for index in range(max_new_tokens):
-        for path, steps in (("cached", cached_steps), ("naive", naive_steps)):
-            try:
-                step = next(steps)
-            except StopIteration:
-                return None
-            except Exception as error:
-                return Divergence(index, None, f"the {path} path broke down: {error}")
-            if path == "cached":
-                chosen.append(step.token)
-        name = first_difference(traces["cached"], traces["naive"], tolerance)
-        if name is not None:
-            block, _, value = name.rpartition(".")
-            return Divergence(index, int(block.removeprefix("block")) if block else None, value)
-    return None
-
-
-def first_difference(cached, naive, tolerance):
-    """Return the name of the first value that differs between two traces of the same step.
-
-    Values are aligned by position: both paths end with the newest token, so the last rows of
-    each belong together. `tolerance` is a share of the value's size.
-    """
-    for name in cached:
-        ours, theirs = cached[name], naive[name]
-        if not name.endswith(("keys", "values")) or name.endswith(("new_keys", "new_values")):
-            fed = min(ours.shape[-2], theirs.shape[-2])
-            ours, theirs = ours[..., -fed:, :], theirs[..., -fed:, :]
-        if ours.shape != theirs.shape:
-            return name
-        seen = np.abs(theirs) < HIDDEN
-        size = float(np.abs(np.where(seen, theirs, 0)).max())
-        with np.errstate(over="ignore", invalid="ignore"):
-            difference = float(np.where(ours == theirs, 0, np.abs(ours - theirs)).max())
-        if not difference <= tolerance * max(1, size):
-            return name
-    return None
-
-
 def _step_to_json(pair):
     return {
         "index": pair.cached.index,
@@ -350,8 +281,3 @@ def _step_to_json(pair):
             for path, step in (("cached", pair.cached), ("naive", pair.naive))
         },
     }
-
-
-def number(value):
-    """Return a number for JSON: None when there is none or it is not finite."""
-    return value if value is not None and np.isfinite(value) else None

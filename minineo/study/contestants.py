@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from ..checkpoints import load
-from ..transformer import InputError, KVCache, Recompute, forward
+from ..transformer import InputError, KVCache, Recompute
 from . import hardware
 
 DECODE_STEPS = 16
@@ -46,11 +46,11 @@ class Minineo:
         weights, config = self.model.weights, self.model.config
         batch, new = tokens.shape
         cache = KVCache(config, batch, min(new + 1, config.context), like=weights.token_embedding)
-        return forward(tokens, weights, config, cache), cache
+        return self.model.forward(tokens, cache), cache
 
     def decode(self, tokens, cache):
         """Return the logits of one more token in each row."""
-        return forward(tokens, self.model.weights, self.model.config, cache)
+        return self.model.forward(tokens, cache)
 
     def undo(self, cache):
         """Take the newest token of each row out of the cache."""
@@ -58,7 +58,7 @@ class Minineo:
 
     def naive(self, tokens):
         """Return the logits of the last token, with nothing remembered."""
-        return forward(tokens, self.model.weights, self.model.config, Recompute())
+        return self.model.forward(tokens, Recompute())
 
 
 class Transformers:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..checkpoints import Model
 from ..generation.batch import new_cache
-from ..transformer import InputError, forward
+from ..transformer import InputError
 from ..transformer.model import check_ids
 
 FED = 256  # tokens at once: the logits of more would take much memory
@@ -155,7 +155,7 @@ def log_probabilities(model, ids, start, done, end):
 
     def logits(first, last, last_only):
         tokens = np.array([ids[first:last]])
-        given = forward(tokens, model.weights, model.config, cache, last_only=last_only)
+        given = model.forward(tokens, cache, last_only=last_only)
         return model.device.get(given[0])
 
     found = []

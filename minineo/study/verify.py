@@ -13,7 +13,7 @@ import numpy as np
 from ..checkpoints import Model, load
 from ..checkpoints.find import find
 from ..generation.batch import new_cache
-from ..transformer import InputError, Trace, forward
+from ..transformer import InputError, Trace
 
 PACKAGES = ("torch", "transformers")
 DTYPES = ("float32", "float16")  # transformers has no whole float64: its scores are float32
@@ -347,7 +347,7 @@ def allowed(expected, distances, floor):
 def run(model, tokens, cache, trace):
     """Make one pass and let a trace see its values at all positions."""
     with np.errstate(all="ignore"):  # what overflows is a finding, not worth a warning
-        forward(tokens, model.weights, model.config, cache, last_only=False, trace=trace)
+        model.forward(tokens, cache, last_only=False, trace=trace)
 
 
 class Against:

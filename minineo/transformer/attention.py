@@ -3,6 +3,7 @@
 import numpy as np
 
 from .functions import linear, softmax
+from .replaceable import replaceable
 from .trace import silent
 
 QUERY_ROWS = 64  # queries attended for at once: their scores stay in the processor's cache
@@ -42,6 +43,7 @@ def attention(x, weights, cache, layer, positions, window, n_heads, trace=silent
     return linear(merge_heads(mixed), weights.output, weights.output_bias)  # [batch, new, width]
 
 
+@replaceable
 def attend(queries, keys, values, positions, window, trace=silent):
     """Mix the values that each query may see: softmax(queries @ keysᵀ) @ values.
 

@@ -7,7 +7,10 @@ import math
 
 import numpy as np
 
+from .replaceable import replaceable
 
+
+@replaceable
 def linear(x, weight, bias=None):
     """Multiply every vector of `x` by a matrix: `x @ weightᵀ + bias`.
 
@@ -28,6 +31,7 @@ def linear(x, weight, bias=None):
     return products.reshape(*x.shape[:-1], weight.shape[0])
 
 
+@replaceable
 def layer_norm(x, scale, shift, eps):
     """Bring every vector of `x` to mean 0 and variance 1, then scale and shift it.
 
@@ -53,6 +57,7 @@ def layer_norm(x, scale, shift, eps):
     return centered / np.sqrt(variance + eps) * scale + shift
 
 
+@replaceable
 @np.errstate(over="ignore")  # below x = -11 the exp is inf, and x / inf is the right limit: 0
 def gelu_new(x):
     """The activation of GPT-2 and GPT-Neo, of every number in `x`.

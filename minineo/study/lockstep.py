@@ -1,0 +1,357 @@
+"""Two runs of the same passes, held against each other value by value."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from queue import Empty, Queue
+from threading import Event, Thread
+
+import numpy as np
+
+from ..checkpoints import Model
+from ..transformer import KVCache, Recompute, Weights, forward, silent
+from .plain import number
+
+# What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
+# difference in float32 is judged in float64.
+ROUNDING = {"float32": 1e-5, "float64": 1e-10}
+HIDDEN = 1e30  # scores this low are hidden, not measured
+AHEAD = 4  # values that a run may be ahead of the other
+
+
+@dataclass(frozen=True)
+class Pass:
+    """New tokens for every row.
+
+    Attributes
+    ----------
+    tokens : NumPy array of int [batch, new]
+    counts : tuple of int
+        How many tokens of each row are real; the others are padding on the right.
+    """
+
+    tokens: np.ndarray
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *rows: Sequence[int]) -> "Pass":
+        """Return the pass that feeds these ids, one sequence for each row."""
+        tokens = np.zeros((len(rows), max(map(len, rows))), dtype=int)
+        for padded, row in zip(tokens, rows, strict=True):
+            padded[: len(row)] = row
+        return cls(tokens, tuple(map(len, rows)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: the step, the layer (None outside the blocks) and the value's name."""
+
+    step: int
+    layer: int | None
+    value: str
+
+    def __str__(self):
+        layer = "" if self.layer is None else f"layer {self.layer}, "
+        return f"step {self.step}, {layer}{self.value}"
+
+
+@dataclass(frozen=True)
+class Divergence(Place):
+    """The first value that differs by more than rounding.
+
+    Attributes
+    ----------
+    difference : float or None
+        The largest difference in it, as a share of the value's largest number; None when there
+        is no such number, because a path broke down or the shapes differ.
+    exact_difference : float or None
+        The same in float64, in which rounding would all but vanish.
+    """
+
+    difference: float | None = None
+    exact_difference: float | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it is, alone."""
+        return Place(self.step, self.layer, self.value)
+
+    def to_json(self) -> dict:
+        """Return it as plain values; what is not a number becomes None."""
+        numbers = ("difference", "exact_difference")
+        return vars(self) | {name: number(getattr(self, name)) for name in numbers}
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What holding two runs against each other has shown.
+
+    Attributes
+    ----------
+    steps : int
+        Passes that both runs made.
+    values : int
+        Values held against each other.
+    largest : dict of str to float
+        For each name the largest difference met, as a share of the value's largest number.
+    divergence : Divergence or None
+        The first value that differs by more; nothing was compared after it.
+    """
+
+    steps: int
+    values: int
+    largest: dict[str, float]
+    divergence: Divergence | None
+
+    @property
+    def agree(self) -> bool:
+        """Whether no value differs by more than rounding."""
+        return self.divergence is None
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest difference of all, as a share of the value's largest number."""
+        return max(self.largest.values(), default=0.0)
+
+
+def lockstep(
+    model: Model,
+    passes: Sequence[Pass],
+    *,
+    cache: Callable[..., KVCache] = KVCache,
+    change: Callable[[], AbstractContextManager] = nullcontext,
+    prepare: Callable[[Model, KVCache], None] = lambda model, cache: None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Lockstep:
+    """Feed a cache one pass after the other, and the naive path all tokens so far each time.
+
+    Both run side by side, each in a thread of its own, and hand over every named value of every
+    layer as it is made: no more than a few values of one layer are in memory at a time. Rows and
+    positions that only the naive path computes again are left out.
+
+    Where a value differs by more than float32 rounding mostly does, the same passes run once more
+    in float64: if the difference shrinks to nothing there, it was rounding.
+
+    Parameters
+    ----------
+    model : Model
+    passes : sequence of Pass
+    cache : class, optional
+        Of the cached run's cache.
+    change : function, optional
+        Returns a context that the cached run's passes are made in, and the naive one's are not.
+    prepare : function, optional
+        What is done with model and cache before the first pass.
+    progress : function, optional
+        Called with the number of passes made after each.
+
+    Returns
+    -------
+    Lockstep
+    """
+    runs = Runs(model, passes, cache, change, prepare)
+    rounding = ROUNDING[model.dtype]
+    judges: Runs | None = None
+    largest: dict[str, float] = {}
+    values = 0
+    for step in range(len(passes)):
+        exact: dict[Place, float | None] = {}
+        for place, difference in runs.hold(step):
+            values += 1
+            if not (difference is not None and difference <= rounding):
+                if not exact and model.dtype != "float64":
+                    judges = judges or Runs(in_float64(model), passes, cache, change, prepare)
+                    exact = judges.differences(step)
+                judged = exact.get(place, difference)
+                if difference is None or not (judged is not None and judged <= ROUNDING["float64"]):
+                    found = Divergence(place.step, place.layer, place.value, difference, judged)
+                    return Lockstep(step, values, largest, found)
+            largest[place.value] = max(largest.get(place.value, 0.0), difference)
+        progress(step + 1)
+    return Lockstep(len(passes), values, largest, None)
+
+
+class Runs:
+    """A cached run and the naive passes beside it."""
+
+    def __init__(self, model, passes, cache, change, prepare):
+        self.model, self.passes, self.change = model, passes, change
+        batch = len(passes[0].counts)
+        self.ends = np.cumsum([each.counts for each in passes], axis=0)  # [passes, batch]
+        capacity = int(self.ends[-1].max())
+        self.cache = cache(model.config, batch, capacity, like=model.weights.token_embedding)
+        prepare(model, self.cache)
+        self._made = 0
+
+    def differences(self, step) -> dict[Place, float | None]:
+        """Return the differences in one step; passes left out before it are made untraced."""
+        for before in self.passes[self._made : step]:
+            with self.change():
+                self._forward(before, self.cache, silent)
+        return dict(self.hold(step))
+
+    def hold(self, step) -> Iterator[tuple[Place, float | None]]:
+        """Make a pass in both runs and yield the place of every value and how far it differs."""
+        fed, ends = self.passes[step], self.ends[step]
+        starts = ends - fed.counts
+        so_far = Pass.of(*(self._row(row, step) for row in range(len(ends))))
+        over = Event()
+        cached = _Run(self.model, over, [slice(0, n) for n in fed.counts], ends)
+        naive = _Run(
+            self.model, over, [slice(*both) for both in zip(starts, ends, strict=True)], ends
+        )
+        with self.model.device.threads(self.model.config, so_far.tokens.size):
+            cached.begin(lambda trace: self._forward(fed, self.cache, trace), self.change)
+            naive.begin(lambda trace: self._forward(so_far, Recompute(), trace), nullcontext)
+            yield from self._pair(step, cached, naive, over)
+
+    def _pair(self, step, cached, naive, over):
+        """Yield the differences between the values that two runs hand over."""
+        try:
+            for ours, theirs in zip_longest(cached, naive):
+                for path, handed in (("cached", ours), ("naive", theirs)):
+                    if isinstance(handed, Exception):
+                        yield Place(step, None, f"the {path} path broke down: {handed}"), None
+                        return
+                yield Place(step, ours.layer, ours.name), distance(ours.rows, theirs.rows)
+        finally:
+            over.set()
+            cached.end()
+            naive.end()
+            self._made = step + 1
+
+    def _row(self, row, step):
+        """Return all ids of a row up to a pass."""
+        return np.concatenate(
+            [each.tokens[row, : each.counts[row]] for each in self.passes[: step + 1]]
+        )
+
+    def _forward(self, fed, cache, trace):
+        model = self.model
+        forward(fed.tokens, model.weights, model.config, cache, counts=fed.counts, trace=trace)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A value of one run, cut to what both runs have: one array for each row."""
+
+    layer: int | None
+    name: str
+    rows: list[np.ndarray]
+
+
+class _Run:
+    """A trace that hands every value of a pass, made in a thread, over to whoever iterates."""
+
+    def __init__(self, model, over, places, ends):
+        self._get, self._over = model.device.get, over
+        self._places, self._ends = places, ends  # the positions compared, and the slots seen
+        self._queue: Queue = Queue(AHEAD)
+        self._layer = None
+        self._open: dict[str, list] = {}
+
+    def begin(self, make_pass, change):
+        """Make a pass in a thread."""
+
+        def work():
+            try:
+                with change():
+                    make_pass(self)
+                self._queue.put(None)
+            except _OverError:
+                pass
+            except Exception as error:
+                self._queue.put(error)
+
+        self._thread = Thread(target=work, daemon=True)
+        self._thread.start()
+
+    def __iter__(self):
+        return iter(self._queue.get, None)
+
+    def end(self):
+        """Let the thread come to its end, whatever it still has to hand over."""
+        while self._thread.is_alive():
+            with suppress(Empty):
+                self._queue.get(timeout=0.01)
+
+    def within(self, name):
+        """Note the layer that the next values are of."""
+        self._layer = int(name.removeprefix("block"))
+        return self
+
+    def __call__(self, **values):
+        """Hand each value over."""
+        for name, value in values.items():
+            if name in ("keys", "values"):
+                rows = [value[row][:, :end] for row, end in enumerate(self._ends)]
+            elif name in ("final", "logits"):
+                self._layer = None
+                rows = list(value)
+            else:
+                rows = [value[row][..., place, :] for row, place in enumerate(self._places)]
+            self._hand_over(name, rows)
+
+    def tile(self, rows, slots, whole, **values):
+        """Put a part of scores or pattern into its place, and hand them over when all is there."""
+        for name, value in values.items():
+            if rows.start == 0:
+                outside = 0 if name == "pattern" else float(np.finfo(value.dtype).min)
+                self._open[name] = [
+                    np.full((value.shape[1], place.stop - place.start, end), outside, value.dtype)
+                    for place, end in zip(self._places, self._ends, strict=True)
+                ]
+            for row, (place, end) in enumerate(zip(self._places, self._ends, strict=True)):
+                first, last = max(rows.start, place.start), min(rows.stop, place.stop)
+                width = min(slots.stop, end) - slots.start
+                if first < last and width > 0:
+                    self._open[name][row][
+                        :,
+                        first - place.start : last - place.start,
+                        slots.start : slots.start + width,
+                    ] = self._get(value[row, :, first - rows.start : last - rows.start, :width])
+            if rows.stop == whole[0]:
+                self._hand_over(name, self._open.pop(name))
+
+    def _hand_over(self, name, rows):
+        if self._over.is_set():
+            raise _OverError
+        self._queue.put(Handed(self._layer, name, [np.array(self._get(row)) for row in rows]))
+
+
+class _OverError(Exception):
+    """Nobody takes values any more."""
+
+
+def distance(ours, theirs):
+    """Return the largest difference, as a share of the largest number, but of 1 at least.
+
+    It is NaN where something is not a number, and None where the shapes differ.
+    """
+    worst = 0.0
+    for mine, other in zip(ours, theirs, strict=True):
+        if mine.shape != other.shape:
+            return None
+        size = float(np.abs(np.where(np.abs(other) < HIDDEN, other, 0)).max(initial=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = np.abs(np.where(mine == other, 0, mine - other))
+        share = float(apart.max(initial=0)) / size
+        if not share <= worst:
+            worst = share
+        if np.isnan(worst):
+            return worst
+    return worst
+
+
+def in_float64(model: Model) -> Model:
+    """Return the same model with its weights in float64."""
+
+    def widen(part):
+        if isinstance(part, tuple):
+            parts = [widen(each) for each in part]
+            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+        return part.astype(np.float64)
+
+    weights: Weights = widen(model.weights)
+    return replace(model, weights=weights)
