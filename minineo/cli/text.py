@@ -1,6 +1,12 @@
 """Pieces of text that several commands print."""
 
+import unicodedata
+
 from rich.text import Text
+
+DIRECTIONS = (
+    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # overrides of bidirectional text
+)
 
 
 def token_text(model, token):
@@ -22,7 +28,15 @@ def mebibytes(count):
 
 
 def printable(text):
-    """Return a text without the characters that steer a terminal."""
+    """Return a text without the characters that steer a terminal or turn the direction of text."""
     return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+        "\N{REPLACEMENT CHARACTER}" if steers(character) else character for character in text
     )
+
+
+def steers(character):
+    """Return whether a character does something to a terminal besides being shown."""
+    control = (
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\n\t"
+    )
+    return control or character in DIRECTIONS

@@ -122,6 +122,7 @@ def lockstep(
     cache: Callable[..., KVCache] = KVCache,
     change: Callable[[], AbstractContextManager] = nullcontext,
     prepare: Callable[[Model, KVCache], None] = lambda model, cache: None,
+    spare: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Lockstep:
     """Feed a cache one pass after the other, and the naive path all tokens so far each time.
@@ -143,6 +144,8 @@ def lockstep(
         Returns a context that the cached run's passes are made in, and the naive one's are not.
     prepare : function, optional
         What is done with model and cache before the first pass.
+    spare : int, optional
+        Slots of the cache beyond those that the passes take.
     progress : function, optional
         Called with the number of passes made after each.
 
@@ -150,7 +153,7 @@ def lockstep(
     -------
     Lockstep
     """
-    runs = Runs(model, passes, cache, change, prepare)
+    runs = Runs(model, passes, cache, change, prepare, spare)
     rounding = ROUNDING[model.dtype]
     judges: Runs | None = None
     largest: dict[str, float] = {}
@@ -161,7 +164,9 @@ def lockstep(
             values += 1
             if not (difference is not None and difference <= rounding):
                 if not exact and model.dtype != "float64":
-                    judges = judges or Runs(in_float64(model), passes, cache, change, prepare)
+                    judges = judges or Runs(
+                        in_float64(model), passes, cache, change, prepare, spare
+                    )
                     exact = judges.differences(step)
                 judged = exact.get(place, difference)
                 if difference is None or not (judged is not None and judged <= ROUNDING["float64"]):
@@ -175,11 +180,11 @@ def lockstep(
 class Runs:
     """A cached run and the naive passes beside it."""
 
-    def __init__(self, model, passes, cache, change, prepare):
+    def __init__(self, model, passes, cache, change, prepare, spare):
         self.model, self.passes, self.change = model, passes, change
         batch = len(passes[0].counts)
         self.ends = np.cumsum([each.counts for each in passes], axis=0)  # [passes, batch]
-        capacity = int(self.ends[-1].max())
+        capacity = min(int(self.ends[-1].max()) + spare, model.config.context)
         self.cache = cache(model.config, batch, capacity, like=model.weights.token_embedding)
         prepare(model, self.cache)
         self._made = 0
