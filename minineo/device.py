@@ -1,6 +1,6 @@
 """Choose where arrays live and how they are computed. The only file that imports CuPy."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -53,13 +53,27 @@ class Device:
         """
         matrix = config.width * config.inner
         small = matrix <= SMALL_MATRIX and matrix * tokens <= SMALL_PRODUCT
-        return _blas().limit(limits=1) if small and self.cupy is None else nullcontext()
+        return _one_core() if small and self.cupy is None else nullcontext()
+
+
+@contextmanager
+def _one_core():
+    """Let NumPy multiply with one thread inside a `with` block."""
+    libraries = _blas()  # asked directly: `ThreadpoolController.limit` takes a tenth of a pass
+    before = [library.get_num_threads() for library in libraries]
+    for library in libraries:
+        library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for library, threads in zip(libraries, before, strict=True):
+            library.set_num_threads(threads)
 
 
 @cache
 def _blas():
-    """Return what sets the number of threads that NumPy multiplies with."""
-    return ThreadpoolController().select(user_api="blas")
+    """Return the libraries that NumPy multiplies with."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def choose(name="auto"):
