@@ -5,6 +5,7 @@ from importlib.metadata import version
 from .checkpoints import Model, load
 from .generation import Batch, Request, Sampling, Step, generate, generate_batch
 from .study import Comparison, compare
+from .study.plan import Plan, plan
 from .study.score import Score, score
 from .study.verify import Verification, verify
 from .transformer import Config, InputError, KVCache, Recompute, Trace, Weights, forward
@@ -18,6 +19,7 @@ __all__ = [
     "InputError",
     "KVCache",
     "Model",
+    "Plan",
     "Recompute",
     "Request",
     "Sampling",
@@ -31,6 +33,7 @@ __all__ = [
     "generate",
     "generate_batch",
     "load",
+    "plan",
     "score",
     "verify",
 ]

@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "minineo"
 MAY_IMPORT = {
     "transformer": set(),
-    "device": {"transformer"},
+    "cuda": {"transformer"},
+    "device": {"transformer", "cuda"},
     "checkpoints": {"transformer", "device"},
     "generation": {"transformer", "device", "checkpoints"},
     "study": {"transformer", "device", "checkpoints", "generation"},

@@ -1,7 +1,19 @@
 """The command `minineo`: one file for each command, which parses, calls and prints."""
 
 # ruff: noqa: I001 - the order of these is that of `minineo --help`
-from . import compare, generate, bench, verify, models
+from . import compare, step, faults, generate, batch, plan, bench, verify, models, doctor
 from .app import main
 
-__all__ = ["bench", "compare", "generate", "main", "models", "verify"]
+__all__ = [
+    "batch",
+    "bench",
+    "compare",
+    "doctor",
+    "faults",
+    "generate",
+    "main",
+    "models",
+    "plan",
+    "step",
+    "verify",
+]

@@ -21,7 +21,7 @@ from ..transformer import InputError
 ModelOption = Annotated[
     str, typer.Option(help="'tiny', a public model's name, owner/name on the hub, or a folder.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 for GPU 1.")]
 JsonOption = Annotated[
     str | None, typer.Option("--json", help="Write all numbers to a file, or to -.")
 ]

@@ -51,7 +51,7 @@ def batch_command(
     ] = "all",
     rate: Annotated[
         list[float] | None,
-        typer.Option(help="Requests per second; may be given several times.  [default: a sweep]"),
+        typer.Option(help="Requests per second; give several, or none for a sweep of loads."),
     ] = None,
     at_once: Annotated[bool, typer.Option("--burst", help="All requests come at once.")] = False,
     arrivals: Annotated[
@@ -60,7 +60,7 @@ def batch_command(
             help='Read the requests from a file of lines {"seconds": 0.5, "prompt": "One day"}.'
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(help="Number of requests at each rate.")] = 32,
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = 32,
     new_tokens: Annotated[int, typer.Option(help="Tokens for each, a quarter less or more.")] = 24,
     rows: Annotated[int, typer.Option(help="How many requests may share a pass.")] = 8,
     wait_ms: Annotated[
@@ -110,25 +110,29 @@ def batch_command(
     if json_file is not None:
         write_json(result.to_json(), json_file)
     if plot_file is not None:
-        from ..study.figures import plot_experiment
+        from ..study.figures import plot_serving
 
-        write_picture(plot_experiment(result), plot_file)
+        write_picture(plot_serving(result), plot_file)
     return 0
 
 
 def print_experiment(result: Experiment, console: Console):
     """Print what was served, the figures of the lightest and the heaviest load, and the sense."""
     first = next(iter(result.loads[0].services.values()))
-    largest = max(first.served, key=lambda request: request.prompt_tokens)
+    prompts = [request.prompt_tokens for request in first.served]
     console.print(
         Text.assemble(
             (result.model.name, "bold"),
-            f" on {result.model.device.name}, {result.model.dtype}: {len(first.served)} requests, "
-            f"prompts of up to {largest.prompt_tokens} tokens. A mean one takes "
-            f"{1000 * result.alone_seconds:.0f} ms alone: one by one can serve "
-            f"{result.capacity:,.3g} a second. Dynamic waits for others up to "
-            f"{1000 * result.wait_seconds:g} ms.",
+            f": {len(prompts)} requests of {min(prompts)} to {max(prompts)} tokens, "
+            f"{first.tokens / len(prompts):.3g} new ones each on average; "
+            f"{result.model.device.name}, {result.model.dtype}",
         )
+    )
+    if result.model.device.why:
+        console.print(Text(result.model.device.why, style="dim"))
+    console.print(
+        f"Alone, a request takes {1000 * result.alone_seconds:.3g} ms: one by one can serve "
+        f"{result.capacity:,.3g} a second."
     )
     if first.refused:
         refused = first.refused[0]
@@ -141,7 +145,7 @@ def print_experiment(result: Experiment, console: Console):
     console.print()
     ends = [result.loads[0]] if len(result.loads) == 1 else [result.loads[0], result.loads[-1]]
     for load_ in ends:
-        console.print(Text(f"{title(load_, result)}", style="bold"))
+        console.print(Text(title(load_, result), style="bold"))
         console.print(totals(load_))
         console.print(times(load_))
         console.print()
@@ -152,21 +156,22 @@ def print_experiment(result: Experiment, console: Console):
 def title(load_: Load, result: Experiment) -> str:
     """Return what a load is."""
     if load_.rate is None:
-        return "As they arrive"
-    return f"{load_.rate:,.3g} requests a second, {load_.rate / result.capacity:.2g} x that"
+        return "The requests as they come"
+    multiple = load_.rate / result.capacity
+    return f"{load_.rate:,.3g} requests a second: {multiple:.2g} x what one by one can serve"
 
 
 def totals(load_: Load) -> Table:
     """Return what each policy got done, and what it held for that."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=0)
-    table.add_column("", width=23)
+    table.add_column("", width=22)
     for name in load_.services:
-        table.add_column(NAMES[name], justify="right", width=18)
+        table.add_column(NAMES[name], justify="right", width=19)
     for label, figure in (
         ("tokens per second", lambda service: f"{service.throughput:,.0f}"),
         ("rows in a pass, mean", lambda service: f"{service.mean_batch:.1f}"),
         ("cache set aside, KiB", lambda service: f"{service.reserved_bytes / 1024:,.0f}"),
-        ("cache in use at most", lambda service: f"{service.peak_bytes / 1024:,.0f}"),
+        ("of it used at most", lambda service: f"{service.peak_bytes / 1024:,.0f}"),
     ):
         table.add_row(label, *map(figure, load_.services.values()))
     return table
@@ -175,13 +180,13 @@ def totals(load_: Load) -> Table:
 def times(load_: Load) -> Table:
     """Return the percentiles of each time under each policy, in a unit that leaves them short."""
     services = load_.services.values()
-    longest = max(service.percentile("latency", 100) for service in services)
+    longest = max(request.latency for service in services for request in service.served)
     factor, unit = (1000, "ms") if longest < 99 else (1, "s")
     table = Table(box=None, header_style="bold", pad_edge=False, padding=0)
-    table.add_column(f"times in {unit}", width=23)
+    table.add_column(f"times in {unit}", width=22)
     for _ in services:
-        for percent in PERCENTILES:
-            table.add_column(f"p{percent}", justify="right", width=6)
+        for percent, width in zip(PERCENTILES, (7, 6, 6), strict=True):
+            table.add_column(f"p{percent}", justify="right", width=width)
     for measure in MEASURES:
         values = [s.percentile(measure, percent) for s in services for percent in PERCENTILES]
         cells = ["-" if value is None else short(factor * value) for value in values]
@@ -195,18 +200,56 @@ def short(number):
 
 
 def sense(result: Experiment):
-    """Yield in sentences what batching buys, what it costs and where it turns."""
+    """Yield in sentences what sharing passes buys, what it costs and where it turns."""
     light, heavy = result.loads[0], result.loads[-1]
-    if not {"one", "dynamic"} <= heavy.services.keys():
-        return
     several = light is not heavy
 
-    def median(load_, policy, measure):
-        return f"{short(1000 * load_.services[policy].percentile(measure, 50))} ms"
+    def half(load_, policy, measure):
+        return short(1000 * load_.services[policy].percentile(measure, 50))
 
     yield Text.assemble(
-        ("What it buys: ", "bold"),
-        f"{heavy.gain('dynamic'):.1f} x the tokens per second of one by one"
-        f"{' under the heaviest load' if several else ''}, as up to "
-        f"{heavy.services['dynamic'].rows} rows share a pass.",
+        ("Look first ", "bold"),
+        "at the time to first token: the wait in the queue is what sets the policies apart.",
     )
+    if not {"one", "dynamic"} <= heavy.services.keys():
+        return
+    yield Text.assemble(
+        ("Dynamic buys ", "bold"),
+        f"{heavy.gain('dynamic'):.1f} x the tokens per second of one by one"
+        f"{' under the heaviest load' if several else ''}: "
+        f"up to {heavy.services['dynamic'].rows} rows share a pass.",
+    )
+    costs = []
+    if heavy.ratio("per_token", "dynamic"):
+        costs.append(
+            f"each further token takes {half(heavy, 'dynamic', 'per_token')} ms"
+            f"{' there' if several else ''} instead of {half(heavy, 'one', 'per_token')}, as a "
+            "pass of more rows takes longer"
+        )
+    if several:
+        costs.append(
+            f"under the lightest load, where few others come within "
+            f"{1000 * result.wait_seconds:g} ms, the first token takes "
+            f"{half(light, 'dynamic', 'first_token')} ms instead of "
+            f"{half(light, 'one', 'first_token')}"
+        )
+    if costs:
+        yield Text.assemble(("It costs: ", "bold"), "; ".join(costs), " (p50).")
+    if several:
+        turn, ahead = result.turns_at("dynamic"), heavy.ratio("first_token", "dynamic") < 1
+        yield Text.assemble(
+            ("It turns ", "bold"),
+            f"at about {turn:,.2g} requests a second. Below, waiting for others costs more than "
+            "it saves; above, the queue one by one is worse."
+            if turn
+            else f"at none of these loads: first tokens always come {'sooner' if ahead else 'later'} "
+            "than one by one.",
+        )
+    if "continuous" in heavy.services:
+        yield Text.assemble(
+            ("Continuous ", "bold"),
+            f"makes {heavy.gain('continuous'):.1f} x the tokens per second of one by one"
+            f"{' there' if several else ''}, and a free row is taken at once: the first token takes "
+            f"{half(light, 'continuous', 'first_token')} ms"
+            f"{' under the lightest load' if several else ''} (p50).",
+        )

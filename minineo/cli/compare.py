@@ -43,6 +43,10 @@ def compare_command(
     dtype: Annotated[
         Literal["float32", "float64"], typer.Option(help="float64 tells rounding from a fault.")
     ] = "float32",
+    fault: Annotated[
+        str | None,
+        typer.Option(help="Put a real bug into the cached path; `minineo faults` lists them."),
+    ] = None,
     json_file: JsonOption = None,
     plot_file: PlotOption = None,
 ):
@@ -54,6 +58,12 @@ def compare_command(
     check_picture(plot_file)
     if json_file and plot_file and real_path(json_file) == real_path(plot_file):
         raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    if fault is not None:
+        if plot_file is not None:
+            raise InputError("--plot draws times, and --fault takes none; leave one of them out")
+        from .faults import compare_with_fault  # or `faults` would stand first in the help
+
+        return compare_with_fault(fault, prompt, new_tokens, model, device, dtype, json_file)
     loaded = load(model, device=device, dtype=dtype)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)

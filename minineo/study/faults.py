@@ -5,18 +5,23 @@ replaceable function. Where it must first show follows from what it does and fro
 """
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 import numpy as np
 
 from ..checkpoints import Model
-from ..transformer import Config, InputError, KVCache, forward
-from ..transformer.attention import hide
+from ..transformer import Config, InputError, KVCache, forward, silent
+from ..transformer.attention import QUERY_ROWS, hide
+from ..transformer.cache import whole
 from ..transformer.functions import softmax
 from ..transformer.replaceable import replaced
-from .lockstep import Lockstep, Pass, Place, lockstep
+from .lockstep import Divergence, Lockstep, Pass, Place, lockstep
+from .plain import number
 
+PAST_THE_WINDOW = "a text that is longer than the window of a local layer"
 CHUNKS = 3  # parts that a prompt is fed in
 OTHER_PROMPT = 5  # tokens of the prompt that came before
 
@@ -27,7 +32,6 @@ class Scenario:
 
     Attributes
     ----------
-    name : str
     what : str
     feed : function
         From the prompt's ids to the passes that feed them.
@@ -35,7 +39,6 @@ class Scenario:
         Whether the cache has held another prompt before, and was cropped to nothing.
     """
 
-    name: str
     what: str
     feed: Callable[[list[int]], list[Pass]]
     second: bool = False
@@ -54,16 +57,14 @@ def in_chunks(ids):
     return [Pass.of(part) for part in parts]
 
 
-WHOLE = Scenario("prompt", "a prompt in one pass, then token by token", lambda ids: [Pass.of(ids)])
-IN_CHUNKS = Scenario("chunks", f"a prompt in {CHUNKS} parts, then token by token", in_chunks)
+WHOLE = Scenario("a prompt in one pass, then token by token", lambda ids: [Pass.of(ids)])
+IN_CHUNKS = Scenario(f"a prompt in {CHUNKS} parts, then token by token", in_chunks)
 SECOND = Scenario(
-    "second prompt",
     "a prompt in a cache that has held another one",
     lambda ids: [Pass.of(ids)],
     second=True,
 )
 RAGGED = Scenario(
-    "ragged batch",
     "a batch of the prompt and of its first half, padded",
     lambda ids: [Pass.of(ids, ids[: (len(ids) + 1) // 2])],
 )
@@ -88,6 +89,8 @@ class Fault:
         Of the faulty cache.
     functions : dict of str to function
         What stands in for replaceable functions.
+    needs : str
+        What model and text must have for the fault to show; empty where it always does.
     """
 
     name: str
@@ -97,6 +100,17 @@ class Fault:
     place: Callable[[Config, Sequence[Pass]], Place | None]
     cache: type[KVCache] = KVCache
     functions: dict[str, Callable] = field(default_factory=dict)
+    needs: str = ""
+
+    def to_json(self) -> dict:
+        """Return what it is, in words."""
+        return {
+            "fault": self.name,
+            "what": self.what,
+            "scenario": self.scenario.what,
+            "needs": self.needs,
+            "reference": self.reference,
+        }
 
 
 # Caches
@@ -171,18 +185,25 @@ class NothingForgotten(KVCache):
 def attend_where(sees, scale=lambda queries: 1):
     """Return an `attend` that looks at the slots that ``sees(distance, window, positions)`` says.
 
-    `distance` [batch, new, all] is how far a slot lies before a query.
+    `distance` [batch, rows, all] is how far a slot lies before a query, `positions` are those of
+    all queries of the pass. For the rest it is what it stands in for.
     """
 
-    def attend(queries, keys, values, positions, window, trace):
+    def attend(queries, keys, values, positions, window, trace=silent):
         new, all_slots = queries.shape[2], keys.shape[2]
-        scores = scale(queries) * queries @ keys.swapaxes(-1, -2)
-        distance = positions[:, :, None] - np.arange(all_slots)
-        hide(scores, ~sees(distance, window, positions))
-        pattern = softmax(scores)
-        whole = slice(0, new), slice(0, all_slots), (new, all_slots)
-        trace.tile(*whole, scores=scores, pattern=pattern)
-        return pattern @ values
+        mixed = np.empty_like(queries)
+        for start in range(0, new, QUERY_ROWS):
+            rows = slice(start, min(start + QUERY_ROWS, new))
+            distance = positions[:, rows, None] - np.arange(all_slots)
+            seen = sees(distance, window, positions)
+            used = np.flatnonzero(seen.any(axis=(0, 1))).tolist()
+            slots = slice(used[0], used[-1] + 1)
+            scores = scale(queries) * queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
+            hide(scores, ~seen[:, :, slots])
+            pattern = softmax(scores)
+            mixed[:, :, rows] = pattern @ values[:, :, slots]
+            trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)
+        return mixed
 
     return attend
 
@@ -194,7 +215,7 @@ def in_window(distance, window, positions):
 
 def future_too(distance, window, positions):
     """See what comes later as well, in a pass of several tokens."""
-    return distance < window if distance.shape[1] > 1 else in_window(distance, window, positions)
+    return distance < window if positions.shape[1] > 1 else in_window(distance, window, positions)
 
 
 def from_slot_0(distance, window, positions):
@@ -209,19 +230,22 @@ def one_too_many(distance, window, positions):
 
 def no_window_in_decode(distance, window, positions):
     """Forget the window in passes of one token."""
-    return distance >= 0 if distance.shape[1] == 1 else in_window(distance, window, positions)
+    return distance >= 0 if positions.shape[1] == 1 else in_window(distance, window, positions)
 
 
 def padding_in_decode(distance, window, positions):
     """See all slots up to the end of the longest row, in passes of one token."""
-    return distance < window if distance.shape[1] == 1 else in_window(distance, window, positions)
+    return distance < window if positions.shape[1] == 1 else in_window(distance, window, positions)
 
 
 def exact_gelu(x):
     """The activation by its definition, x Φ(x), of which GPT-Neo uses an approximation."""
-    return (x * 0.5 * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2)))).astype(
-        x.dtype
+    z = np.abs(x) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * z)  # erf as in Abramowitz, Stegun (1964), 7.1.26, to seven digits
+    t *= np.exp(-z * z) * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
     )
+    return x * (1 + np.copysign(1 - t, x)) / 2
 
 
 def sample_variance_norm(x, scale, shift, eps):
@@ -274,13 +298,18 @@ def past_the_window(passes_of):
 
 
 def where_rows_differ(step, value):
-    """The rows of a batch must have different lengths."""
+    """There is padding where rows of a batch have different lengths."""
 
     def place(config, passes):
         ragged = len(set(passes[0].counts)) > 1 and step < len(passes)
         return Place(step, 0, value) if ragged else None
 
     return place
+
+
+def where_scores_are_sums(config, passes):
+    """The root of 1 is 1: heads must be wider than one number."""
+    return Place(0, 0, "scores") if config.head_dim > 1 else None
 
 
 def in_more_layers(config, passes):
@@ -338,6 +367,7 @@ FAULTS = {
             WHOLE,
             past_the_window(lambda counts: True),
             functions={"attend": attend_where(one_too_many)},
+            needs=PAST_THE_WINDOW,
         ),
         Fault(
             "window-ignored",
@@ -346,16 +376,18 @@ FAULTS = {
             WHOLE,
             past_the_window(lambda counts: counts.max() == 1),
             functions={"attend": attend_where(no_window_in_decode)},
+            needs=PAST_THE_WINDOW,
         ),
         Fault(
             "default-scale",
             "Scores are divided by √head_dim, as most models do and GPT-Neo does not.",
             "https://github.com/huggingface/transformers/issues/20828",
             WHOLE,
-            always(0, 0, "scores"),
+            where_scores_are_sums,
             functions={
                 "attend": attend_where(in_window, lambda queries: queries.shape[-1] ** -0.5)
             },
+            needs="heads that are wider than one number",
         ),
         Fault(
             "padding-counted",
@@ -388,6 +420,7 @@ FAULTS = {
             WHOLE,
             in_more_layers,
             cache=OneStorageForAllLayers,
+            needs="two layers or more",
         ),
         Fault(
             "keys-values-swapped",
@@ -439,6 +472,9 @@ class FaultRun:
         Over the tokens of the right text.
     expected : Place or None
         Where the fault must first show; None if this prompt leaves it hidden.
+    needed : int or None
+        With how many new tokens a fault that this text leaves hidden would show; None if it shows,
+        or with no number of them.
     right_ids, wrong_ids : list of int
         What the model writes without the fault and with it. The latter ends early where the
         cached path breaks down.
@@ -449,8 +485,19 @@ class FaultRun:
     prompt_ids: list[int]
     lockstep: Lockstep
     expected: Place | None
+    needed: int | None
     right_ids: list[int]
     wrong_ids: list[int]
+
+    @property
+    def found(self) -> Divergence | None:
+        """The first value that differs by more than rounding."""
+        return self.lockstep.divergence
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the fault shows first where it must, or nowhere if it is hidden."""
+        return (self.found and self.found.place) == self.expected
 
     @property
     def first_wrong(self) -> int | None:
@@ -462,22 +509,27 @@ class FaultRun:
 
     def to_json(self) -> dict:
         """Return everything as plain values."""
-        found, expected = self.lockstep.divergence, self.expected
+        texts = {
+            f"{name}_text": None if self.model.tokenizer is None else self.model.decode(ids)
+            for name, ids in (("right", self.right_ids), ("wrong", self.wrong_ids))
+        }
         return {
             "schema": 1,
             "model": self.model.name,
+            "device": self.model.device.name,
             "dtype": self.model.dtype,
-            "fault": self.fault.name,
-            "what": self.fault.what,
-            "reference": self.fault.reference,
-            "scenario": self.fault.scenario.name,
+            **self.fault.to_json(),
             "prompt_ids": self.prompt_ids,
             "right_ids": self.right_ids,
             "wrong_ids": self.wrong_ids,
+            **texts,
             "first_wrong_token": self.first_wrong,
-            "first_divergence": None if found is None else found.to_json(),
-            "expected": None if expected is None else vars(expected),
+            "first_divergence": None if self.found is None else self.found.to_json(),
+            "expected": None if self.expected is None else vars(self.expected),
+            "as_expected": self.as_expected,
+            "new_tokens_needed": self.needed,
             "values_compared": self.lockstep.values,
+            "largest_difference_before": number(self.lockstep.largest_difference),
         }
 
 
@@ -512,11 +564,9 @@ def run_fault(
     InputError
         If there is no such fault, or the prompt leaves no room for it.
     """
-    if name not in FAULTS:
-        raise InputError(f"unknown fault {name!r}; `minineo faults` lists them")
-    fault, ids = FAULTS[name], model.encode(prompt)
+    fault, ids = find_fault(name), model.encode(prompt)
     room = model.config.context - len(ids) - OTHER_PROMPT
-    count = min(max_new_tokens, room)
+    count = min(whole(max_new_tokens, "max_new_tokens"), room)
     if count < 2 or len(ids) < 2:
         raise InputError(
             f"a fault needs a prompt of 2 to {model.config.context - OTHER_PROMPT - 2} tokens and "
@@ -525,7 +575,8 @@ def run_fault(
     prompt_passes = fault.scenario.feed(ids)
     right = write(model, prompt_passes, count)
     wrong = write(model, prompt_passes, count, fault)
-    passes = [*prompt_passes, *(Pass.of(*([token] for token in tokens)) for tokens in right[:-1])]
+    passes = with_new_tokens(prompt_passes, right)
+    expected = fault.place(model.config, passes)
     found = lockstep(
         model,
         passes,
@@ -542,10 +593,41 @@ def run_fault(
         model,
         [i for each in prompt_passes for i in each.tokens[row, : each.counts[row]].tolist()],
         found,
-        fault.place(model.config, passes),
+        expected,
+        None if expected else new_tokens_needed(fault, model, prompt_passes, room),
         [tokens[row] for tokens in right],
         [tokens[row] for tokens in wrong],
     )
+
+
+def find_fault(name: str) -> Fault:
+    """Return the fault of this name.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    if name not in FAULTS:
+        close = get_close_matches(name, FAULTS)
+        guess = f"did you mean {' or '.join(close)}? " if close else ""
+        raise InputError(f"unknown fault {name!r}; {guess}`minineo faults` lists all")
+    return FAULTS[name]
+
+
+def with_new_tokens(prompt_passes, written):
+    """Return the passes of a prompt and of what was written after it but for the last tokens."""
+    return [*prompt_passes, *(Pass.of(*([token] for token in tokens)) for tokens in written[:-1])]
+
+
+def new_tokens_needed(fault, model, prompt_passes, most):
+    """Return the smallest number of new tokens with which a fault shows, or None."""
+    some = [[0] * len(prompt_passes[0].counts)] * most
+
+    def shows(count):
+        return fault.place(model.config, with_new_tokens(prompt_passes, some[:count])) is not None
+
+    return bisect(range(most), False, key=shows) if shows(most) else None
 
 
 def agreement(right, wrong, row):

@@ -1,7 +1,7 @@
 """Two runs of the same passes, held against each other value by value."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from queue import Empty, Queue
@@ -16,6 +16,7 @@ from .plain import number
 # What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
 # difference in float32 is judged in float64.
 ROUNDING = {"float32": 1e-5, "float64": 1e-10}
+SHRUNK = 1e-6  # of a difference in float32: float64 leaves less of it if it is rounding
 HIDDEN = 1e30  # scores this low are hidden, not measured
 AHEAD = 4  # values that a run may be ahead of the other
 
@@ -64,7 +65,7 @@ class Divergence(Place):
     ----------
     difference : float or None
         The largest difference in it, as a share of the value's largest number; None when there
-        is no such number, because a path broke down or the shapes differ.
+        is no such number, because a path broke down, the shapes differ, or one path lacks it.
     exact_difference : float or None
         The same in float64, in which rounding would all but vanish.
     """
@@ -96,7 +97,7 @@ class Lockstep:
     largest : dict of str to float
         For each name the largest difference met, as a share of the value's largest number.
     divergence : Divergence or None
-        The first value that differs by more; nothing was compared after it.
+        The first value that differs by more than rounding; nothing was made after it was found.
     """
 
     steps: int
@@ -132,7 +133,8 @@ def lockstep(
     positions that only the naive path computes again are left out.
 
     Where a value differs by more than float32 rounding mostly does, the same passes run once more
-    in float64: if the difference shrinks to nothing there, it was rounding.
+    in float64. A difference that shrinks a millionfold there was rounding; otherwise the first
+    value of that step that does not is the one to name. What is not a number is never rounding.
 
     Parameters
     ----------
@@ -153,28 +155,44 @@ def lockstep(
     -------
     Lockstep
     """
-    runs = Runs(model, passes, cache, change, prepare, spare)
-    rounding = ROUNDING[model.dtype]
-    judges: Runs | None = None
+    given = passes, cache, change, prepare, spare
+    runs = Runs(model, *given)
+    judge: Runs | None = None
     largest: dict[str, float] = {}
     values = 0
     for step in range(len(passes)):
+        met: dict[Place, float | None] = {}  # differences since the last judgement
         exact: dict[Place, float | None] = {}
-        for place, difference in runs.hold(step):
-            values += 1
-            if not (difference is not None and difference <= rounding):
-                if not exact and model.dtype != "float64":
-                    judges = judges or Runs(
-                        in_float64(model), passes, cache, change, prepare, spare
-                    )
-                    exact = judges.differences(step)
-                judged = exact.get(place, difference)
-                if difference is None or not (judged is not None and judged <= ROUNDING["float64"]):
-                    found = Divergence(place.step, place.layer, place.value, difference, judged)
-                    return Lockstep(step, values, largest, found)
-            largest[place.value] = max(largest.get(place.value, 0.0), difference)
+        with closing(runs.hold(step)) as pairs:
+            for place, difference in pairs:
+                values += 1
+                met[place] = difference
+                if difference is None or not difference <= ROUNDING[model.dtype]:
+                    if model.dtype == "float64":
+                        exact = met
+                    elif not exact:
+                        judge = judge or Runs(in_float64(model), *given)
+                        exact = judge.differences(step)
+                    found = first_fault(met, exact)
+                    if found:
+                        return Lockstep(step, values, largest, found)
+                    met.clear()
+                largest[place.value] = max(largest.get(place.value, 0.0), difference or 0.0)
         progress(step + 1)
     return Lockstep(len(passes), values, largest, None)
+
+
+def first_fault(met, exact) -> Divergence | None:
+    """Return the first of the differences met that is not rounding, given those in float64."""
+    for place, difference in met.items():
+        judged = exact.get(place)
+        numbers = difference is not None and judged is not None and np.isfinite(difference)
+        if not (numbers and judged <= max(ROUNDING["float64"], SHRUNK * difference)):
+            return Divergence(place.step, place.layer, place.value, difference, judged)
+    return None
+
+
+Differences = Generator[tuple[Place, float | None], None, None]
 
 
 class Runs:
@@ -196,35 +214,39 @@ class Runs:
                 self._forward(before, self.cache, silent)
         return dict(self.hold(step))
 
-    def hold(self, step) -> Iterator[tuple[Place, float | None]]:
+    def hold(self, step) -> Differences:
         """Make a pass in both runs and yield the place of every value and how far it differs."""
         fed, ends = self.passes[step], self.ends[step]
         starts = ends - fed.counts
         so_far = Pass.of(*(self._row(row, step) for row in range(len(ends))))
+        places = [slice(*both) for both in zip(starts, ends, strict=True)]
         over = Event()
-        cached = _Run(self.model, over, [slice(0, n) for n in fed.counts], ends)
+        cached = _Run(
+            self.model,
+            over,
+            [slice(0, count) for count in fed.counts],
+            ends,
+            lambda trace: self._forward(fed, self.cache, trace),
+            self.change,
+        )
         naive = _Run(
-            self.model, over, [slice(*both) for both in zip(starts, ends, strict=True)], ends
+            self.model,
+            over,
+            places,
+            ends,
+            lambda trace: self._forward(so_far, Recompute(), trace),
+            nullcontext,
         )
         with self.model.device.threads(self.model.config, so_far.tokens.size):
-            cached.begin(lambda trace: self._forward(fed, self.cache, trace), self.change)
-            naive.begin(lambda trace: self._forward(so_far, Recompute(), trace), nullcontext)
-            yield from self._pair(step, cached, naive, over)
-
-    def _pair(self, step, cached, naive, over):
-        """Yield the differences between the values that two runs hand over."""
-        try:
-            for ours, theirs in zip_longest(cached, naive):
-                for path, handed in (("cached", ours), ("naive", theirs)):
-                    if isinstance(handed, Exception):
-                        yield Place(step, None, f"the {path} path broke down: {handed}"), None
-                        return
-                yield Place(step, ours.layer, ours.name), distance(ours.rows, theirs.rows)
-        finally:
-            over.set()
-            cached.end()
-            naive.end()
-            self._made = step + 1
+            try:
+                cached.begin()
+                naive.begin()
+                yield from in_pairs(step, cached, naive)
+            finally:
+                over.set()
+                cached.end()
+                naive.end()
+                self._made = step + 1
 
     def _row(self, row, step):
         """Return all ids of a row up to a pass."""
@@ -246,18 +268,30 @@ class Handed:
     rows: list[np.ndarray]
 
 
+def in_pairs(step, cached, naive) -> Differences:
+    """Yield the differences between what two runs hand over, until one has nothing to hold."""
+    for ours, theirs in zip_longest(cached, naive):
+        for path, handed in (("cached", ours), ("naive", theirs)):
+            if isinstance(handed, BaseException):
+                reason = str(handed) or type(handed).__name__
+                yield Place(step, None, f"the {path} path broke down: {reason}"), None
+                return
+        if not (ours and theirs and (ours.layer, ours.name) == (theirs.layer, theirs.name)):
+            first = theirs or ours
+            yield Place(step, first.layer, f"{first.name}, which one path alone makes"), None
+            return
+        yield Place(step, ours.layer, ours.name), distance(ours.rows, theirs.rows)
+
+
 class _Run:
     """A trace that hands every value of a pass, made in a thread, over to whoever iterates."""
 
-    def __init__(self, model, over, places, ends):
+    def __init__(self, model, over, places, ends, make_pass, change):
         self._get, self._over = model.device.get, over
         self._places, self._ends = places, ends  # the positions compared, and the slots seen
         self._queue: Queue = Queue(AHEAD)
         self._layer = None
         self._open: dict[str, list] = {}
-
-    def begin(self, make_pass, change):
-        """Make a pass in a thread."""
 
         def work():
             try:
@@ -266,10 +300,13 @@ class _Run:
                 self._queue.put(None)
             except _OverError:
                 pass
-            except Exception as error:
+            except BaseException as error:  # or whoever iterates would wait for ever
                 self._queue.put(error)
 
         self._thread = Thread(target=work, daemon=True)
+
+    def begin(self):
+        """Make the pass in a thread."""
         self._thread.start()
 
     def __iter__(self):
@@ -296,7 +333,7 @@ class _Run:
                 rows = list(value)
             else:
                 rows = [value[row][..., place, :] for row, place in enumerate(self._places)]
-            self._hand_over(name, rows)
+            self._hand_over(name, [np.array(self._get(row)) for row in rows])
 
     def tile(self, rows, slots, whole, **values):
         """Put a part of scores or pattern into its place, and hand them over when all is there."""
@@ -322,7 +359,7 @@ class _Run:
     def _hand_over(self, name, rows):
         if self._over.is_set():
             raise _OverError
-        self._queue.put(Handed(self._layer, name, [np.array(self._get(row)) for row in rows]))
+        self._queue.put(Handed(self._layer, name, rows))
 
 
 class _OverError(Exception):
