@@ -355,6 +355,12 @@ FILES = ["break-even.png", "cache.png", "latency.png", "prediction.png", "report
          "report.md", "roofline.png", "steps.png"]  # fmt: skip
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are put together, and not drawn: that takes its time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, file: file.touch())
+
+
 def test_a_report_is_all_pictures_all_numbers_and_a_page(comparison, tmp_path):
     folder = tmp_path / "my reports" / "first"
     folder.mkdir(parents=True)
@@ -374,7 +380,7 @@ def test_a_report_is_all_pictures_all_numbers_and_a_page(comparison, tmp_path):
     assert "off by" in text
 
 
-def test_a_report_of_few_steps_leaves_the_latency_out(comparison, tmp_path):
+def test_a_report_of_few_steps_leaves_the_latency_out(comparison, tmp_path, undrawn):
     for count in (1, 3):
         few = replace(comparison, pairs=comparison.pairs[:count])
         page = write_report(few, tmp_path / str(count), RATES)
@@ -383,7 +389,7 @@ def test_a_report_of_few_steps_leaves_the_latency_out(comparison, tmp_path):
         assert names == ["cache.png", "report.json", "report.md", "steps.png"]
 
 
-def test_a_report_of_a_path_that_broke_down_says_so(monkeypatch, tmp_path):
+def test_a_report_of_a_path_that_broke_down_says_so(monkeypatch, tmp_path, undrawn):
     def fault(cache, layer, new_keys, new_values):
         raise ValueError("shapes do not fit")
 
@@ -394,7 +400,7 @@ def test_a_report_of_a_path_that_broke_down_says_so(monkeypatch, tmp_path):
     assert "broke down" in page.read_text()
 
 
-def test_a_report_of_a_full_context_is_written(tmp_path):
+def test_a_report_of_a_full_context_is_written(tmp_path, undrawn):
     full = compare(random_model("float32"), list(range(32)), max_new_tokens=4)
     assert len(full.pairs) == 1
     assert write_report(full, tmp_path, RATES).exists()
@@ -415,7 +421,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
         check_folder(tmp_path / "new")
 
 
-def test_a_report_says_when_others_keep_the_machine_busy(comparison, tmp_path, monkeypatch):
+def test_a_report_says_when_others_keep_the_machine_busy(
+    comparison, tmp_path, monkeypatch, undrawn
+):
     one = replace(comparison, pairs=comparison.pairs[:1])
     for busy, warned in ((1.5, True), (0.0, False), (None, False)):
         monkeypatch.setattr(report, "busy_cores", lambda busy=busy: busy)
@@ -423,7 +431,7 @@ def test_a_report_says_when_others_keep_the_machine_busy(comparison, tmp_path, m
         assert ("Others keep 1.5 cores busy" in text) == warned
 
 
-def test_a_failed_picture_leaves_the_old_report(comparison, tmp_path, monkeypatch):
+def test_a_failed_picture_leaves_the_old_report(comparison, tmp_path, monkeypatch, undrawn):
     (tmp_path / "report.md").write_text("old")
     monkeypatch.setattr(report.json, "dumps", None)
     with pytest.raises(TypeError):

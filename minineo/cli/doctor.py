@@ -23,8 +23,7 @@ def doctor_command(
 ):
     """Say what works on this machine, and how to mend the rest.
 
-    Exit status 1 means that something is wrong: installed, and broken. What is missing, such as a
-    GPU, is no failure.
+    Exit status 1 means that something is broken. What is missing is no failure.
     """
     check_writable(json_file)
     findings = examine()

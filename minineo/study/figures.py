@@ -119,7 +119,7 @@ def plot_serving(experiment: Experiment):
     draw = _requests if len(experiment.loads) == 1 else _loads
     figure = draw(experiment)
     heavy, model = experiment.loads[-1], experiment.model
-    gain = ""
+    gain = "Queued requests   "
     if {"one", "dynamic"} <= heavy.services.keys():
         rows, price = heavy.services["dynamic"].rows, heavy.ratio("per_token", "dynamic")
         gain = (
