@@ -10,6 +10,7 @@ from rich.text import Text
 from ..checkpoints import load
 from ..study import compare
 from ..study.compare import Comparison
+from ..study.report import check_folder, write_report
 from ..transformer import InputError
 from .app import (
     DeviceOption,
@@ -20,6 +21,7 @@ from .app import (
     app,
     check_picture,
     check_writable,
+    complain,
     progress_bar,
     real_path,
     write_json,
@@ -49,6 +51,10 @@ def compare_command(
     ] = None,
     json_file: JsonOption = None,
     plot_file: PlotOption = None,
+    report_folder: Annotated[
+        str | None,
+        typer.Option("--report", help="Write all pictures and a page that reads them to a folder."),
+    ] = None,
 ):
     """Run a prompt down the cached and the naive path, and hold them against each other.
 
@@ -59,11 +65,13 @@ def compare_command(
     if json_file and plot_file and real_path(json_file) == real_path(plot_file):
         raise InputError(f"--json and --plot both name {plot_file}; give two files")
     if fault is not None:
-        if plot_file is not None:
-            raise InputError("--plot draws times, and --fault takes none; leave one of them out")
+        if plot_file is not None or report_folder is not None:
+            raise InputError("--plot and --report show times, and --fault takes none; leave it out")
         from .faults import compare_with_fault  # or `faults` would stand first in the help
 
         return compare_with_fault(fault, prompt, new_tokens, model, device, dtype, json_file)
+    if report_folder is not None:
+        check_folder(report_folder)
     loaded = load(model, device=device, dtype=dtype)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
@@ -75,6 +83,8 @@ def compare_command(
         from ..study.figures import plot_comparison
 
         write_picture(plot_comparison(comparison), plot_file)
+    if report_folder is not None:
+        complain(f"the report is {write_report(comparison, report_folder)}")
     return 0 if comparison.agree else 1
 
 
