@@ -295,7 +295,7 @@ class _Run:
 
         def work():
             try:
-                with change():
+                with model.device.selected(), change():  # CUDA's choice of a GPU is a thread's own
                     make_pass(self)
                 self._queue.put(None)
             except _OverError:
