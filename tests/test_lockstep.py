@@ -29,6 +29,7 @@ from minineo.study.shapes import shape_fields
 from minineo.transformer.attention import attend
 from minineo.transformer.functions import gelu_new, layer_norm, linear
 from minineo.transformer.replaceable import replaced
+from minineo.transformer.trace import Silent
 
 DTYPES = ["float32", "float64"]
 CONTEXT = 32
@@ -174,6 +175,15 @@ MAKES = {  # the value that the calls of a function in one block, and behind the
 }
 
 
+@st.composite
+def cells(draw, feed, places):
+    """A step, one of the places in it, a row, and a new token of that row."""
+    step = draw(st.integers(0, len(feed) - 1))
+    place = draw(st.integers(0, len(places) - 1))
+    row = draw(st.integers(0, len(feed[0]) - 1))
+    return step, place, row, draw(st.integers(0, feed[step][row] - 1))
+
+
 @pytest.mark.parametrize("name", RIGHT)
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from(DTYPES), feeds(), kinds)
@@ -182,8 +192,7 @@ def test_a_function_that_goes_wrong_once_is_named_by_what_it_makes(name, data, d
     in_block, last = MAKES[name]
     places = [(layer, value) for layer in range(len(kinds)) for value in in_block]
     places += [(None, last)] if last else []
-    step = data.draw(st.integers(0, len(feed) - 1), "step")
-    call = data.draw(st.integers(0, len(places) - 1), "call")
+    step, place, row, position = data.draw(cells(feed, places))
     begun = Counter()  # passes, in float32 and float64
 
     @contextmanager
@@ -195,14 +204,53 @@ def test_a_function_that_goes_wrong_once_is_named_by_what_it_makes(name, data, d
             if not calls:
                 begun[right.dtype] += 1
             calls.append(name)
-            here = begun[right.dtype] == step + 1 and len(calls) == call + 1
-            return right * 1.001 if here else right
+            if begun[right.dtype] == step + 1 and len(calls) == place + 1:
+                where = min(position, right.shape[-2] - 1)  # final and logits are of one position
+                right[row, ..., where, :] *= 1.01
+            return right
 
         with replaced(**{name: wrong}):
             yield
 
     found = lockstep(model, passes_of(model.config, *feed), change=change).divergence
-    assert found.place == Place(step, *places[call])
+    assert found.place == Place(step, *places[place])
+
+
+@pytest.mark.parametrize("name", ["scores", "pattern"])
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.sampled_from(DTYPES), feeds(), kinds)
+def test_one_wrong_score_or_share_is_found_and_placed(name, data, dtype, feed, kinds):
+    model = model_of(dtype, kinds=kinds)
+    step, layer, row, position = data.draw(cells(feed, kinds))
+    slot = sum(each[row] for each in feed[:step]) + position  # that of the token itself
+    begun = Counter()
+
+    class Wrong(Silent):
+        """Passes a tile on in which one number is wrong."""
+
+        def __init__(self, trace):
+            self.trace = trace
+
+        def tile(self, rows, slots, whole, **values):
+            values[name][row, 1, position, slot - slots.start] += 0.01
+            self.trace.tile(rows, slots, whole, **values)
+
+    @contextmanager
+    def change():
+        calls = []
+
+        def wrong(queries, *inputs):
+            begun[queries.dtype] += not calls
+            calls.append(name)
+            *inputs, trace = inputs
+            here = begun[queries.dtype] == step + 1 and len(calls) == layer + 1
+            return RIGHT["attend"](queries, *inputs, Wrong(trace) if here else trace)
+
+        with replaced(attend=wrong):
+            yield
+
+    found = lockstep(model, passes_of(model.config, *feed), change=change).divergence
+    assert found.place == Place(step, layer, name)
 
 
 def test_a_change_is_made_in_the_cached_run_alone_and_in_every_pass():
@@ -490,14 +538,23 @@ def test_an_interrupt_in_the_middle_of_a_pass_leaves_no_thread():
 
 
 @pytest.mark.parametrize("taken", [1, 20])
-def test_whoever_stops_taking_values_leaves_no_thread(taken):
-    model = MODELS["float32"]
+def test_whoever_stops_taking_values_leaves_no_thread_and_makes_both_runs_stop(taken):
+    model, made = model_of("float32", kinds=["global"] * 30), []
+
+    def counting(x):
+        made.append(None)
+        return RIGHT["gelu_new"](x)
+
+    def change():
+        return replaced(gelu_new=counting)
+
     passes = passes_of(model.config, *FEED)
     with no_threads_left():
-        pairs = Runs(model, passes, KVCache, replaced, lambda *_: None, 0).hold(0)
+        pairs = Runs(model, passes, KVCache, change, lambda *_: None, 0).hold(0)
         for _ in range(taken):
             next(pairs)
         pairs.close()
+    assert len(made) <= 3, "layers that were made"
 
 
 def peak_of(model, *feed):
