@@ -135,6 +135,19 @@ def test_the_right_text_is_what_is_written_without_a_fault_and_the_wrong_one_goe
     assert run.wrong_ids[wrong] != run.right_ids[wrong]
 
 
+def test_progress_is_told_step_by_step_up_to_the_fault():
+    model, calls = model_of("float64"), []
+    run = run_fault(
+        model,
+        "window-too-wide",
+        [1, 2],
+        max_new_tokens=9,
+        progress=lambda *call: calls.append(call),
+    )
+    assert run.found.step == 3
+    assert calls == [(done, 9) for done in (1, 2, 3)]
+
+
 def test_of_a_batch_the_row_is_shown_whose_text_goes_wrong_first():
     model = load("tiny", device="cpu")
     run = run_fault(model, "padding-counted", cli.compare.PROMPT)
@@ -383,7 +396,7 @@ def test_a_model_without_a_tokenizer_shows_ids(capsys, monkeypatch):
     [
         (["--fault", "window-to-wide"], "unknown fault 'window-to-wide'; did you mean window-too-"),
         (["--fault", "xyz"], "unknown fault 'xyz'; `minineo faults` lists all"),
-        (["--fault", "slot-zero", "--plot", "a.png"], "--plot draws times, and --fault takes none"),
+        (["--fault", "slot-zero", "--plot", "a.png"], "--plot and --report show times, and --fault takes none"),
         (["--fault", "slot-zero", "--new-tokens", "1"], "2 new ones to show; these are"),
         (["--fault", "slot-zero", "--new-tokens", "-1"], "max_new_tokens is -1"),
         (["a", "--fault", "slot-zero"], "a prompt of 2 to 505 tokens"),

@@ -1,6 +1,7 @@
 """`minineo faults` and `minineo compare --fault`: real bugs of caches, and what finds them."""
 
 from collections.abc import Iterator
+from math import isnan
 
 from rich.console import Console
 from rich.table import Table
@@ -97,7 +98,7 @@ def where(run: FaultRun) -> Iterator[Text]:
             yield Text(hidden(run))
     else:
         yield Text.assemble(("Found at ", "bold red"), (str(found), "bold"), ".")
-        yield Text(f"{how_far(found, run.model.dtype)}{before(run)}")
+        yield Text(f"{how_far(found, run.model.dtype)} {before(run)}".strip())
     if not run.as_expected:
         must = "not show in this text" if expected is None else f"show first at {expected}"
         yield Text(f"By what the fault does, it must {must}.", style="bold red")
@@ -119,7 +120,7 @@ def how_far(found: Divergence, dtype: str) -> str:
     difference, exact = found.difference, found.exact_difference
     if difference is None:
         return "" if "path" in found.value else "Its shapes differ."
-    if difference != difference:
+    if isnan(difference):
         return "It is not a number."
     if difference > HIDDEN:
         return "It is seen on one path and hidden on the other."
@@ -128,7 +129,7 @@ def how_far(found: Divergence, dtype: str) -> str:
         return by
     return by + (
         " In float64 it is no number."
-        if exact is None or exact != exact
+        if exact is None or isnan(exact)
         else f" In float64, where rounding all but vanishes, it differs by {exact:.2g}."
     )
 
@@ -137,7 +138,7 @@ def before(run: FaultRun) -> str:
     """Return how far the values before the first wrong one differ."""
     count, most = run.lockstep.values - 1, run.lockstep.largest_difference
     by = f"differ by {most:.0e} at most" if most else "do not differ at all"
-    return f" The {count:,} values before it {by}." if count else ""
+    return f"The {count:,} values before it {by}." if count else ""
 
 
 def what_becomes_of_the_text(run: FaultRun) -> Text:
