@@ -340,12 +340,11 @@ def test_a_batch_whose_rows_are_taken_refuses_another_until_one_leaves():
     assert sorted(steps_of(batch)) == [1, 2]
 
 
-@pytest.mark.parametrize("number", [1, -1, None, "0"])
-def test_a_row_that_is_not_there_cannot_be_cancelled(number):
+def test_a_row_that_is_not_there_cannot_be_cancelled():
     batch = Batch(MODEL, 2, CONTEXT)
     batch.join(Request(prompt(3), 1))
-    with pytest.raises(InputError, match=f"row {number!r} is not in the batch"):
-        batch.cancel(number)
+    with pytest.raises(InputError, match="row 1 is not in the batch"):
+        batch.cancel(1)
     batch.step()
     with pytest.raises(InputError, match="row 0 is not in the batch"):
         batch.cancel(0)
@@ -531,3 +530,53 @@ def test_texts_and_log_probabilities_are_those_of_transformers(embedded, path):
             assert [logprob for _, logprob in step.top(5)] == pytest.approx(
                 best.values.tolist(), abs=1e-4
             )
+
+
+def test_what_chooses_cannot_change_the_text_or_the_logits():
+    def meddle(logits, ids):
+        assert isinstance(ids, tuple)
+        with pytest.raises(ValueError, match="read-only"):
+            logits[0] = 9
+        return 7
+
+    steps = list(generate(MODEL, prompt(3), choose=meddle, max_new_tokens=3))
+    assert [(step.index, step.length, step.fed) for step in steps] == [
+        (0, 3, 3),
+        (1, 4, 1),
+        (2, 5, 1),
+    ]
+
+
+@pytest.mark.parametrize("choose", ["x", None, 5, [None]])
+def test_something_that_cannot_choose_is_refused_at_once(choose):
+    with pytest.raises(InputError, match=r"choose is .*; give a function"):
+        generate_batch(MODEL, [prompt(3)], choose=choose)
+
+
+@pytest.mark.parametrize("chosen", [[5], [[5]], [], 1.5, True])
+def test_a_choice_that_is_no_token_is_refused(chosen):
+    with pytest.raises(InputError, match=r"one token id|whole numbers"):
+        next(generate(MODEL, prompt(3), choose=lambda logits, ids: chosen))
+
+
+def test_nobody_joins_a_batch_that_broke_off():
+    batch = Batch(MODEL, rows=2, capacity=8)
+    batch.join(Request(prompt(2), 2, choose=lambda logits, ids: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        batch.step()
+    with pytest.raises(InputError, match="broke off halfway"):
+        batch.join(Request(prompt(2), 2))
+
+
+@pytest.mark.parametrize("prompts", [None, {}, {"a": 1}, 5, "text", []])
+def test_prompts_that_are_no_list_are_refused(prompts):
+    with pytest.raises(InputError, match="a list of one prompt or more"):
+        generate_batch(MODEL, prompts)
+
+
+@pytest.mark.parametrize("number", [True, 0.0, None, "0", -1])
+def test_a_row_to_cancel_is_a_whole_number(number):
+    batch = Batch(MODEL, rows=2, capacity=8)
+    batch.join(Request(prompt(2), 2))
+    with pytest.raises(InputError, match="row is"):
+        batch.cancel(number)

@@ -106,7 +106,7 @@ def test_the_cache_pays_from_the_step_after_which_it_stays_ahead(model):
     comparison = compare(model, PROMPT, max_new_tokens=4)
     for cached, naive, want in (
         ([2, 1, 1, 1], [1, 1, 3, 3], 2),
-        ([1, 1, 1, 1], [2, 2, 2, 2], 0),
+        ([1, 1, 1, 1], [2, 2, 2, 2], 1),
         ([1, 9, 1, 1], [2, 2, 2, 9], 3),
         ([9, 9, 9, 9], [1, 1, 1, 1], None),
     ):
@@ -248,3 +248,12 @@ def test_a_picture_shows_both_paths(model):
         ends = [line.get_ydata()[-1] for line in so_far.lines]
         want = [1000 * comparison.total_seconds(path) for path in ("naive", "cached")]
         np.testing.assert_allclose(ends, want)
+
+
+def test_timed_runs_that_differ_are_not_said_to_agree(model, monkeypatch):
+    found = compare(model, PROMPT, max_new_tokens=3)
+    pair = found.pairs[1]
+    for difference in (1.0, float("nan")):
+        object.__setattr__(pair, "difference", difference)
+        assert not found.agree
+        assert found.first_divergence.place == Place(1, None, "logits of the timed runs")

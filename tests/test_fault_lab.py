@@ -396,7 +396,10 @@ def test_a_model_without_a_tokenizer_shows_ids(capsys, monkeypatch):
     [
         (["--fault", "window-to-wide"], "unknown fault 'window-to-wide'; did you mean window-too-"),
         (["--fault", "xyz"], "unknown fault 'xyz'; `minineo faults` lists all"),
-        (["--fault", "slot-zero", "--plot", "a.png"], "--plot and --report show times, and --fault takes none"),
+        (
+            ["--fault", "slot-zero", "--plot", "a.png"],
+            "--plot and --report show times, and --fault takes none",
+        ),
         (["--fault", "slot-zero", "--new-tokens", "1"], "2 new ones to show; these are"),
         (["--fault", "slot-zero", "--new-tokens", "-1"], "max_new_tokens is -1"),
         (["a", "--fault", "slot-zero"], "a prompt of 2 to 505 tokens"),

@@ -108,7 +108,7 @@ def test_prefill_decode_and_growth_are_those_of_the_steps(comparison):
     assert fitted.growth == pytest.approx(last / first - 1)
     assert max(map(abs, fitted.residuals("cached"))) < 1e-12
     assert fitted.lengths[-1] == PROMPT + STEPS - 1
-    assert fitted.pays_from == 0
+    assert fitted.pays_from == 1  # step 0 is the same work on both
 
 
 def test_the_prefill_is_no_part_of_the_line(comparison):
@@ -389,6 +389,17 @@ def test_a_report_of_few_steps_leaves_the_latency_out(comparison, tmp_path, undr
         assert names == ["cache.png", "report.json", "report.md", "steps.png"]
 
 
+def test_a_report_claims_no_growth_that_is_not_seen(comparison, tmp_path, undrawn):
+    short = straight(comparison)
+    short = replace(short, pairs=short.pairs[:15])
+    falling = timed(comparison, np.linspace(3e-3, 2e-3, STEPS).tolist(), [1e-3] * STEPS)
+    for shown, says in ((short, "too few steps for a fit; ask for 16"), (falling, "no growth to")):
+        text = write_report(shown, tmp_path, RATES).read_text()
+        assert f"for a decode step on average: {says}" in text
+        assert "t x" not in text
+        assert "its mean is off" not in text
+
+
 def test_a_report_of_a_path_that_broke_down_says_so(monkeypatch, tmp_path, undrawn):
     def fault(cache, layer, new_keys, new_values):
         raise ValueError("shapes do not fit")
@@ -403,7 +414,9 @@ def test_a_report_of_a_path_that_broke_down_says_so(monkeypatch, tmp_path, undra
 def test_a_report_of_a_full_context_is_written(tmp_path, undrawn):
     full = compare(random_model("float32"), list(range(32)), max_new_tokens=4)
     assert len(full.pairs) == 1
-    assert write_report(full, tmp_path, RATES).exists()
+    page = write_report(full, tmp_path, RATES)
+    numbers = json.loads((page.parent / "report.json").read_text())["plan"]
+    assert (numbers["prompt_tokens"], numbers["new_tokens"]) == (32, 1)
     most = compare(random_model("float64"), [1], max_new_tokens=99)
     assert write_report(most, tmp_path, RATES).exists()
 

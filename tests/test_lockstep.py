@@ -588,3 +588,34 @@ def test_memory_is_that_of_a_few_values_whatever_the_layers_and_steps():
     assert peak < 12 * matrix < 40 * matrix / 3
     assert peak < 1.4 * peak_of(shallow, (tokens,), (1,), (1,))
     assert peak_of(shallow, (tokens,), *[(1,)] * 12) < 1.4 * peak_of(shallow, (tokens,), (1,))
+
+
+def test_what_is_replaced_for_the_caller_is_replaced_in_both_runs():
+    def spoiled(x):
+        return gelu_new.__wrapped__(x) + 1
+
+    seen = []
+    with replaced(gelu_new=lambda x: (seen.append(threading.current_thread().name), spoiled(x))[1]):
+        assert lockstep(MODELS["float64"], [Pass.of([1, 2, 3])]).agree
+    assert len(set(seen)) == 2
+
+
+def test_a_fault_of_float32_alone_is_no_rounding():
+    class Only32(KVCache):
+        def extend(self, layer, new_keys, new_values):
+            keys, values = super().extend(layer, new_keys, new_values)
+            return (keys * np.float32(1.5) if keys.dtype == np.float32 else keys), values
+
+    found = lockstep(MODELS["float32"], [Pass.of([1, 2, 3])], cache=Only32).divergence
+    assert found.place == Place(0, 0, "keys")
+    assert found.difference > 0.01 > found.exact_difference
+
+
+def test_another_dtype_on_one_path_is_a_difference():
+    class Wide(KVCache):
+        def extend(self, layer, new_keys, new_values):
+            keys, values = super().extend(layer, new_keys, new_values)
+            return keys.astype(np.float64), values
+
+    found = lockstep(MODELS["float32"], [Pass.of([1, 2, 3])], cache=Wide).divergence
+    assert found.place == Place(0, 0, "keys")

@@ -148,3 +148,10 @@ def test_a_trace_can_be_asked_for_one_value_of_one_block(model):
     trace = Trace("block2.pattern")
     run(model, random_ids(model.config, 1, 5), Recompute(), trace=trace)
     assert list(trace) == ["block2.pattern"]
+
+
+@pytest.mark.parametrize("ids", [[[1, True, 3]], [[np.True_, 2]], ((1, False),)])
+def test_a_bool_among_ids_is_no_id(ids):
+    model = random_model()
+    with pytest.raises(InputError, match="whole numbers; these are"):
+        run(model, ids, Recompute())

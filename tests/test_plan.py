@@ -12,6 +12,7 @@ from test_cli import call
 
 from minineo import InputError, KVCache, forward, plan
 from minineo.checkpoints import hub
+from minineo.cli.plan import formulas
 from minineo.study import gpus
 from minineo.study.gpus import GPUS, Processor, find_gpu, processor
 from minineo.study.plan import (
@@ -260,6 +261,28 @@ def test_the_mean_depth_is_that_of_the_step_in_the_middle(new, depth):
         assert abs(np.mean(depths) - depth) <= 0.5
 
 
+@pytest.mark.parametrize("new", [1, 2, 3, 40, 300])
+def test_a_floor_is_the_sum_of_the_floors_of_its_passes(new):
+    result = plan("125m", gpu="T4", prompt=100, new=new)  # the window fills up on the way
+    steps = [result.decode_floor_at(depth).seconds for depth in range(100, 100 + new - 1)]
+    total = result.prefill_floor.seconds + sum(steps)
+    assert result.floor.exact_total_seconds == pytest.approx(total, rel=1e-12)
+
+
+def test_the_last_new_token_needs_no_room():
+    for context, prompt, new in ((32, 20, 13), (32, 32, 1), (1, 1, 1)):
+        config = tiny_config(max_position_embeddings=context)
+        result = plan(config, prompt=prompt, new=new, **OWN)
+        assert result.length == context
+        assert result.cache_bytes == result.cache_bytes_of(context)
+        assert result.mean_depth < context
+        assert result.to_json()["floor"]["total_seconds"] > 0
+        with pytest.raises(InputError, match="do not fit"):
+            plan(config, prompt=prompt, new=new + 1, **OWN)
+    assert plan(tiny_config(max_position_embeddings=1), **OWN).length == 1
+    assert book().cache_bytes == 600 * book().cache_bytes_per_token
+
+
 def test_the_exact_total_has_one_decode_step_less():
     times = Times(1.0, 0.5, 4)
     assert (times.total_seconds, times.exact_total_seconds) == (3.0, 2.5)
@@ -376,6 +399,7 @@ def test_this_machine_is_measured_and_only_what_is_not_given(monkeypatch):
     assert plan("tiny", gpu="This", memory=1, bandwidth=2).processor.bytes_per_second == 2e9
     nothing_left = plan("tiny", gpu="this", memory=1, bandwidth=2, tflops=3).processor
     assert (nothing_left.name, nothing_left.flops_per_second) == ("this machine", 3e12)
+    assert nothing_left.source == "given"
 
 
 def test_a_large_batch_is_measured_in_as_many_rows_as_are_useful(monkeypatch):
@@ -407,7 +431,16 @@ def test_the_measured_bandwidth_is_that_of_all_layers(monkeypatch):
         ({"prompt": True}, "prompt is True"),
         ({"new": 0}, "new is 0"),
         ({"batch": 0}, "batch is 0"),
-        ({"prompt": 2000, "new": 49}, r"2000 \+ 49 = 2049 tokens do not fit .* 2048"),
+        ({"prompt": 2000, "new": 50}, r"2000 \+ 50 - 1 = 2049 tokens do not fit .* 2048"),
+        ({"prompt": 10**400}, r"1000+\.\.\.0+ \+ 300 - 1 = .* tokens do not fit"),
+        ({"batch": 10**400}, r"batch is 10+\.\.\.0+; it must be 1,000,000 at most"),
+        ({"efficiency": 5e-324}, "efficiency is 5e-324"),
+        ({"bandwidth": 5e-324}, "bandwidth is 5e-324; it must be a number above 0 and finite"),
+        ({"tflops": 1e-320}, "tflops is 1e-320"),
+        ({"memory": 10**400}, r"memory is 10+\.\.\.0+; .* from 0\.000001 to 1,000,000,000"),
+        ({"memory": float("inf")}, "memory is inf; it must be a number above 0 and finite"),
+        ({"prefill_ms": 50, "decode_ms": 1e300}, r"decode_ms is 1e\+300"),
+        ({"gpu": 3}, "gpu is 3; it must be a name such as T4, or this"),
         ({"efficiency": 0}, "efficiency is 0"),
         ({"efficiency": 1.01}, "efficiency is 1.01; it is a share, above 0 and up to 1"),
         ({"efficiency": float("nan")}, "efficiency is nan"),
@@ -447,7 +480,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
     [
         (["--gpu", "TPU"], "unknown gpu 'TPU': choose T4, L4"),
         (["--prompt", "0", *ARGUMENTS], "prompt is 0"),
-        (["--prompt", "500", "--new", "13", *ARGUMENTS], "500 + 13 = 513 tokens do not fit"),
+        (["--prompt", "500", "--new", "14", *ARGUMENTS], "500 + 14 - 1 = 513 tokens do not"),
         (["--prompt", "x"], "--prompt"),
         (["--efficiency", "2", *ARGUMENTS], "efficiency is 2.0"),
         (["--prefill-ms", "5", *ARGUMENTS], "decode_ms is missing"),
@@ -495,6 +528,51 @@ def test_the_formulas_are_spelled_out_for_a_reader(capsys):
     assert "47% of the bandwidth" in text
     assert "estimated" in text
     assert "It fits." in text
+
+
+@given(
+    first=st.floats(1e-9, 1e6),
+    each=st.floats(1e-9, 1e6),
+    new=st.integers(1, 2048),
+)
+def test_the_sums_come_out_by_hand(first, each, new):
+    for formula in formulas(Times(first, each, new)):
+        a, _, steps, _, b, _, total, unit = formula.replace(",", "").split()
+        assert unit in ("ms", "µs")
+        by_hand = float(a) + int(steps) * float(b)
+        digits = len(total.partition(".")[2])
+        assert abs(by_hand - float(total)) <= 0.5001 * 10.0**-digits, formula
+
+
+def test_small_times_are_summed_in_microseconds():
+    assert formulas(Times(5.87e-3, 0.904e-3, 48))[0] == "5.87 + 48 x 0.904 = 49.26 ms"
+    assert formulas(Times(1e-6, 7e-7, 256)) == [
+        "1 + 256 x 0.7 = 180.2 µs",
+        "1 + 255 x 0.7 = 179.5 µs",
+    ]
+
+
+def test_what_is_never_fed_is_said(capsys):
+    _, out, _ = call(capsys, *BOOK)
+    text = " ".join(out.split())
+    assert "Room for 600 tokens; the last new one is never fed, so 599 are used." in text
+    assert "exact: room for 600 tokens x 327,680 bytes" in text
+    _, out, _ = call(capsys, "plan", "--prompt", "512", "--new", "1", *ARGUMENTS)
+    text = " ".join(out.split())
+    assert "Room for 512 tokens; the last new one is never fed, so 512 are used." in text
+    assert "No decode step is needed: the prefill yields the one new token." in text
+    assert "middle" not in text
+    _, out, _ = call(capsys, "plan", "--prompt", "5", "--new", "2", "--batch", "3", *ARGUMENTS)
+    text = " ".join(out.split())
+    assert "Room for 7 tokens a row; the last new one is never fed, so 6 are used." in text
+    assert "There is one decode step: its query sees 6 tokens." in text
+
+
+def test_rows_that_fit_have_thousands_commas(capsys):
+    _, out, _ = call(capsys, "plan", "--prompt", "20", "--new", "20", "--gpu", "T4")
+    rows = plan(gpu="T4", prompt=20, new=20).max_batch
+    assert rows > 10_000
+    assert f"There is room for {rows:,} rows of 40 tokens" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from small import random_ids, random_model
 
 from minineo import InputError, cli, generate, load
+from minineo.cli.batch import figure, sense
 from minineo.generation import Sampling
 from minineo.study import serving
 from minineo.study.figures import plot_serving
@@ -285,6 +286,7 @@ def test_an_arrival_at_no_time_is_refused(seconds):
 def test_more_rows_than_requests_take_no_memory():
     service = serve(MODEL, [ask(0)], policy="continuous", rows=10**15)
     assert service.reserved_bytes == 6 * TOKEN
+    assert service.rows == 1
 
 
 def served(first_token, per_token=1.0, number=0):
@@ -319,8 +321,10 @@ def test_times_are_told_apart_and_percentiles_interpolated():
         ((2, 2, 2, 2), 10 * 2**0.5),  # in the middle, on a logarithmic scale
         ((2, 1, 2, 2), 10),
         ((1, 0.5, 2, 2), 5),  # 1 is no sooner than 1
-        ((0.5, 2, 2, 2), 10 * 2**0.5),
-        ((2, 2, 5, 2), 20 * 2 ** (np.log(5 / 4) / np.log(5))),  # the last of three crossings
+        ((2, 2, 5, 2), 20 * 2 ** (np.log(5 / 4) / np.log(5))),
+        ((0.5, 2, 2, 2), None),  # sooner, later, sooner
+        ((2, 0.5, 5, 2), None),  # three crossings
+        ((0.5, 2, 5, 9), None),  # the other way
         ((0.5, 0.5, 2, 2), None),  # sooner under all loads
         ((2, 2, 2, 20), None),  # later under the heaviest
     ],
@@ -360,8 +364,14 @@ def test_arrivals_are_a_poisson_process():
     [
         (lambda: poisson(0, 3), "rate is 0; it must be a number above 0"),
         (lambda: poisson(float("inf"), 3), "rate is inf"),
-        (lambda: poisson(1e-300, 3), "seconds is "),
+        (lambda: poisson(1e-320, 3), "rate is 1e-320; the last request would come after 1e"),
         (lambda: poisson(1, 0), "requests is 0"),
+        (
+            lambda: burst(10**20),
+            "requests is 1000.*; it must be a whole number from 1 up to 100,000",
+        ),
+        (lambda: burst(1, new_tokens=10**20), "new_tokens is 1000.* from 1 up to 500,000"),
+        (lambda: Arrival(0, "a", 10**20), "new_tokens is 1000.* from 1 up to 1,000,000"),
         (lambda: burst(1, new_tokens=0), "new_tokens is 0"),
         (lambda: burst(1, seed=-1), "seed is -1"),
     ],
@@ -417,6 +427,22 @@ def test_a_bad_line_is_refused_by_its_number_and_reason(tmp_path, line, reason):
     assert reason in str(refused.value)
 
 
+def test_numbers_of_numpy_become_plain_ones():
+    arrival = Arrival(np.float32(0.5), np.arange(4), np.int64(3), lambda *_: np.int64(1))
+    assert [type(arrival.seconds), type(arrival.max_new_tokens)] == [float, int]
+    options = {"wait_ms": np.float32(0), "budget_mib": np.float32(1), "rows": np.int32(2)}
+    data = experiment(MODEL, [arrival], **options).to_json()
+    assert data == json.loads(json.dumps(data))
+    found = experiment(load("tiny", device="cpu"), requests=2, new_tokens=2, rates=np.ones(1, "f4"))
+    json.dumps(found.to_json())
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    for file, reason in ((tmp_path, "Is a directory"), (tmp_path / "none", "No such file")):
+        with pytest.raises(InputError, match=f"cannot read {file}: {reason}"):
+            read_arrivals(file)
+
+
 def test_a_file_without_requests_is_refused(tmp_path):
     file = tmp_path / "arrivals.jsonl"
     file.write_text("\n \n")
@@ -467,6 +493,58 @@ def test_requests_of_ones_own_are_one_load():
     assert len(plot_serving(found).axes) == 1
 
 
+@pytest.mark.usefixtures("clock")
+def test_alone_a_request_takes_the_time_of_the_tokens_that_come():
+    def alone(*arrivals):
+        return experiment(MODEL, arrivals, policies=["one"]).alone_seconds
+
+    def ends(logits, ids):
+        return 100 if len(ids) == 6 else 1
+
+    assert alone(ask(0, new=9, choose=ends)) == 2 + 2, "it ends with its third token"
+    assert alone(ask(0, new=99, prompt=30)) == 2 + 2, "the context has room for three"
+    beyond = [ask(0, new=99, prompt=30)] * (serving.CALIBRATION + 1)
+    assert alone(*beyond) == 2 + 2
+
+
+def explained(one, dynamic):
+    """What the command says of first tokens at rising loads, whose further tokens take 1 s."""
+    loads = [
+        Load(rate, {"one": service(ours), "dynamic": service(theirs)})
+        for rate, ours, theirs in zip((50, 100, 200, 400), one, dynamic, strict=False)
+    ]
+    return " ".join(map(str, sense(Experiment(MODEL, 0.1, 0.0, None, loads, None))))
+
+
+def test_each_sentence_is_said_where_it_is_true():
+    said = explained((1, 1, 4, 80), (2, 2, 2, 2))
+    assert "Look first" not in said, "the queue takes half of these times, as the prefill does"
+    assert "Dynamic buys 20.5 x the tokens per second of one by one under the heaviest" in said
+    assert "; rows in a pass: 1 at most." in said
+    assert (
+        "It costs: the first token under the lightest load takes 2.00 s instead of 1.00 s" in said
+    )
+    assert "further token" not in said, "these take the same time"
+    assert "It turns at about 141 requests a second. Below, waiting" in said
+
+    said = explained((1, 4, 1, 4), (0.5, 5, 0.5, 5))
+    assert "Dynamic buys nothing: 0.9 x" in said
+    assert "It costs" not in said
+    assert "at no one rate: first tokens come sooner than one by one under 2 of 4 loads" in said
+
+    said = explained([4], [5])
+    assert "load" not in said
+    assert "It turns" not in said
+    assert list(sense(Experiment(MODEL, 1, 0, None, [Load(1, {"one": service(1)})], None))) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.0001, "0.0001"), (0.25, "0.25"), (123.4, "123"), (999.6, "1,000")]
+)
+def test_a_rate_is_written_out(number, text):
+    assert figure(number) == text
+
+
 def call(capsys, *arguments):
     """Run the command in this process; return its exit status and what it printed."""
     with pytest.MonkeyPatch.context() as patch:
@@ -483,17 +561,59 @@ FEW = ("--requests", "4", "--new-tokens", "3", "--rows", "2", "--device", "cpu")
 @pytest.mark.usefixtures("clock")
 def test_the_command_prints_both_ends_of_the_sweep_and_what_they_mean(capsys, tmp_path):
     numbers, picture = tmp_path / "out.json", tmp_path / "out.png"
-    status, out, err = call(capsys, *FEW, "--json", str(numbers), "--plot", str(picture))
+    files = ("--json", str(numbers), "--plot", str(picture))
+    status, out, err = call(capsys, *FEW, "--wait-ms", "3000", *files)
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "0.25 x what one by one can serve" in out
     assert "16 x what one by one can serve" in out
     text = " ".join(out.split())
-    for beginning in ("Dynamic buys", "It costs", "It turns", "Continuous makes"):
+    assert "4 requests of 9 to 11 tokens, 3.0 new ones on average" in text
+    assert "Alone, a request takes 4.00 s: one by one can serve 0.25 a second." in text
+    for beginning in ("Look first", "Dynamic buys", "It costs", "It turns", "Continuous makes"):
         assert beginning in text
     assert len(json.loads(numbers.read_text())["loads"]) == len(MULTIPLES)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(tmp_path.iterdir()) == [numbers, picture]
+
+
+@pytest.mark.usefixtures("clock")
+def test_files_are_written_even_if_whoever_reads_the_terminal_leaves(capsys, tmp_path, monkeypatch):
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minineo.cli.batch.print_experiment", leave)
+    numbers, picture = tmp_path / "out.json", tmp_path / "out.png"
+    status, _, _ = call(capsys, *FEW, "--burst", "--json", str(numbers), "--plot", str(picture))
+    assert status == 130
+    assert sorted(tmp_path.iterdir()) == [numbers, picture]
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_the_file_of_arrivals_is_never_written_over(capsys, tmp_path, option):
+    file, link = tmp_path / "arrivals.png", tmp_path / "link.png"
+    file.write_text('{"seconds": 0, "prompt": "One day"}')
+    link.symlink_to(file)
+    status, out, err = call(capsys, "--arrivals", str(file), option, str(link))
+    assert (status, out) == (2, "")
+    assert err == f"minineo: {option} would write over {file}; give another file\n"
+    assert json.loads(file.read_text())["seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "gpt-5", "--rate", "0"],
+        ["--model", "gpt-5", "--rate", "1e-320"],
+        ["--model", "gpt-5", "--rows", "0"],
+        ["--model", "gpt-5", "--wait-ms", "-1"],
+        ["--model", "gpt-5", "--budget-mib", "0"],
+    ],
+)
+def test_numbers_are_checked_before_the_model_is_loaded(capsys, arguments):
+    status, _, err = call(capsys, *arguments)
+    assert status == 2
+    assert f"{arguments[2][2:].replace('-', '_')} is " in err
 
 
 @pytest.mark.usefixtures("clock")
@@ -536,8 +656,16 @@ def test_a_file_with_one_request_too_large(capsys, tmp_path):
         (["--new-tokens", "0"], "new_tokens is 0"),
         (["--seed", "-1"], "seed is -1"),
         (["--budget-mib", "0.001"], "the budget is 1.024 KiB"),
-        (["--arrivals", "no-such-file"], "no-such-file"),
-        (["--arrivals", "."], "."),
+        (["--arrivals", "no-such-file"], "cannot read no-such-file: No such file or directory"),
+        (["--arrivals", "."], "cannot read .: Is a directory"),
+        (
+            ["--arrivals", "a", "--requests", "32", "--seed", "0"],
+            "--requests and --seed would do nothing with --arrivals; leave that out",
+        ),
+        (["--arrivals", "a", "--burst"], "exclude each other"),
+        (["--policy", "one", "--wait-ms", "5"], "--wait-ms would do nothing with --policy one"),
+        (["--requests", "99999999999"], "requests is 99999999999"),
+        (["--new-tokens", "99999999999999999999"], "new_tokens is 99999999999999999999"),
         (["--model", "gpt-5"], "unknown model 'gpt-5'"),
         (["--plot", "out.bmp"], ".png, .svg or .pdf"),
         (["--plot", "a.png", "--json", "./a.png"], "give two files"),

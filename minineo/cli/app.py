@@ -135,6 +135,14 @@ def check_writable(file):
         raise InputError(f"cannot write {file}: it is read-only")
 
 
+def check_outputs(json_file, plot_file):
+    """Refuse files that cannot be written, or are one and the same, before any work is done."""
+    check_writable(json_file)
+    check_picture(plot_file)
+    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
+        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+
+
 def check_picture(file):
     """Refuse a picture's file that cannot be written, or of a kind that cannot be drawn."""
     if file is None:
@@ -154,6 +162,14 @@ def whole_file(file):
         if path.exists():
             shutil.copymode(path, draft)
         os.replace(draft, path)
+
+
+def show(print_result, result, json_file):
+    """Write a result's numbers and, unless these go to the standard output, print it for people."""
+    if json_file is not None:  # first, as whoever reads the output may leave
+        write_json(result.to_json(), json_file)
+    if json_file != "-":
+        print_result(result, Screen(highlight=False))
 
 
 def write_json(data, file):

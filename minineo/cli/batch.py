@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoints import load
+from ..study.plan import seconds_text
 from ..study.serving import (
     MEASURES,
     PERCENTILES,
@@ -15,7 +16,9 @@ from ..study.serving import (
     Experiment,
     Load,
     burst,
+    check_limits,
     experiment,
+    poisson,
     read_arrivals,
 )
 from ..transformer import InputError
@@ -24,13 +27,11 @@ from .app import (
     JsonOption,
     ModelOption,
     PlotOption,
-    Screen,
     app,
-    check_picture,
-    check_writable,
+    check_outputs,
     progress_bar,
     real_path,
-    write_json,
+    show,
     write_picture,
 )
 
@@ -46,6 +47,7 @@ LABELS = {
 
 @app.command("batch", epilog="Example: minineo batch --plot batch.png")
 def batch_command(
+    context: typer.Context,
     policy: Annotated[
         Literal["one", "dynamic", "continuous", "all"], typer.Option(help="Who shares a pass.")
     ] = "all",
@@ -57,11 +59,18 @@ def batch_command(
     arrivals: Annotated[
         str | None,
         typer.Option(
-            help='Read the requests from a file of lines {"seconds": 0.5, "prompt": "One day"}.'
+            help='Read the requests from a file of lines {"seconds": 0.5, "prompt": "One day", '
+            '"new_tokens": 24}; new_tokens may be left out.'
         ),
     ] = None,
     requests: Annotated[int, typer.Option(help="Number of requests.")] = 32,
-    new_tokens: Annotated[int, typer.Option(help="Tokens for each, a quarter less or more.")] = 24,
+    new_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Tokens for each, up to a quarter less or more by chance; with --arrivals, exactly "
+            "so many for lines without new_tokens."
+        ),
+    ] = 24,
     rows: Annotated[int, typer.Option(help="How many requests may share a pass.")] = 8,
     wait_ms: Annotated[
         float, typer.Option(help="How long dynamic lets a request wait for others.")
@@ -79,22 +88,28 @@ def batch_command(
 
     The model makes every pass. Its measured times move a virtual clock: idle hours take no time.
     """
-    check_writable(json_file)
-    check_picture(plot_file)
-    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
-        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    check_outputs(json_file, plot_file)
     if sum((bool(rate), at_once, arrivals is not None)) > 1:
         raise InputError("--rate, --burst and --arrivals exclude each other; give one of them")
-    given = None
-    if at_once:
+    check_useful(context, ("requests", "seed"), "--arrivals" if arrivals is not None else None)
+    check_useful(
+        context, ("wait_ms",), None if policy in ("all", "dynamic") else f"--policy {policy}"
+    )
+    check_limits(rows, wait_ms, budget_mib)
+    if arrivals is None:
         given = burst(requests, new_tokens=new_tokens, seed=seed)
-    if arrivals is not None:
+        for each in rate or ():  # a rate of no use is refused before a model is loaded for it
+            poisson(each, requests, new_tokens=new_tokens, seed=seed)
+    else:
+        for option, file in (("--json", json_file), ("--plot", plot_file)):
+            if file not in (None, "-") and real_path(file) == real_path(arrivals):
+                raise InputError(f"{option} would write over {arrivals}; give another file")
         given = read_arrivals(arrivals, new_tokens=new_tokens)
     loaded = load(model, device=device)
     with progress_bar("batch", "requests") as progress:
         result = experiment(
             loaded,
-            given,
+            given if at_once or arrivals is not None else None,
             policies=POLICIES if policy == "all" else (policy,),
             rates=rate or (),
             requests=requests,
@@ -105,34 +120,40 @@ def batch_command(
             budget_mib=budget_mib,
             progress=progress,
         )
-    if json_file != "-":
-        print_experiment(result, Screen(highlight=False))
-    if json_file is not None:
-        write_json(result.to_json(), json_file)
-    if plot_file is not None:
+    if plot_file is not None:  # before anything is printed, as whoever reads it may leave
         from ..study.figures import plot_serving
 
         write_picture(plot_serving(result), plot_file)
+    show(print_experiment, result, json_file)
     return 0
+
+
+def check_useful(context, names, beside):
+    """Refuse options that were given but would do nothing beside another one."""
+    given = [name for name in names if context.get_parameter_source(name).name == "COMMANDLINE"]
+    if beside and given:
+        options = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise InputError(f"{options} would do nothing with {beside}; leave that out")
 
 
 def print_experiment(result: Experiment, console: Console):
     """Print what was served, the figures of the lightest and the heaviest load, and the sense."""
     first = next(iter(result.loads[0].services.values()))
     prompts = [request.prompt_tokens for request in first.served]
+    lengths = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
     console.print(
         Text.assemble(
             (result.model.name, "bold"),
-            f": {len(prompts)} requests of {min(prompts)} to {max(prompts)} tokens, "
-            f"{first.tokens / len(prompts):.3g} new ones each on average; "
+            f": {len(prompts)} {'request' if len(prompts) == 1 else 'requests'} of {lengths} tokens, "
+            f"{first.tokens / len(prompts):,.1f} new ones on average; "
             f"{result.model.device.name}, {result.model.dtype}",
         )
     )
     if result.model.device.why:
         console.print(Text(result.model.device.why, style="dim"))
     console.print(
-        f"Alone, a request takes {1000 * result.alone_seconds:.3g} ms: one by one can serve "
-        f"{result.capacity:,.3g} a second."
+        f"Alone, a request takes {seconds_text(result.alone_seconds)}: one by one can serve "
+        f"{figure(result.capacity)} a second."
     )
     if first.refused:
         refused = first.refused[0]
@@ -158,7 +179,12 @@ def title(load_: Load, result: Experiment) -> str:
     if load_.rate is None:
         return "The requests as they come"
     multiple = load_.rate / result.capacity
-    return f"{load_.rate:,.3g} requests a second: {multiple:.2g} x what one by one can serve"
+    return f"{figure(load_.rate)} requests a second: {figure(multiple)} x what one by one can serve"
+
+
+def figure(number):
+    """Return a number with three digits, and with more where it is above 1,000."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
 
 
 def totals(load_: Load) -> Table:
@@ -205,51 +231,52 @@ def sense(result: Experiment):
     several = light is not heavy
 
     def half(load_, policy, measure):
-        return short(1000 * load_.services[policy].percentile(measure, 50))
+        return load_.services[policy].percentile(measure, 50)
 
-    yield Text.assemble(
-        ("Look first ", "bold"),
-        "at the time to first token: the wait in the queue is what sets the policies apart.",
-    )
+    def spread(measure):
+        values = [half(heavy, policy, measure) for policy in heavy.services]
+        return max(values) - min(values)
+
+    if spread("queue") > spread("prefill"):
+        yield Text.assemble(
+            ("Look first ", "bold"),
+            "at the time to first token: the wait in the queue is what sets the policies apart.",
+        )
     if not {"one", "dynamic"} <= heavy.services.keys():
         return
+    gain = f"{heavy.gain('dynamic'):.1f}"
+    shared = max(each.rows for each in heavy.services["dynamic"].passes)
     yield Text.assemble(
-        ("Dynamic buys ", "bold"),
-        f"{heavy.gain('dynamic'):.1f} x the tokens per second of one by one"
-        f"{' under the heaviest load' if several else ''}: "
-        f"up to {heavy.services['dynamic'].rows} rows share a pass.",
+        (f"Dynamic buys {'' if float(gain) > 1 else 'nothing: '}", "bold"),
+        f"{gain} x the tokens per second of one by one"
+        f"{' under the heaviest load' if several else ''}; rows in a pass: {shared} at most.",
     )
     costs = []
-    if heavy.ratio("per_token", "dynamic"):
-        costs.append(
-            f"each further token takes {half(heavy, 'dynamic', 'per_token')} ms"
-            f"{' there' if several else ''} instead of {half(heavy, 'one', 'per_token')}, as a "
-            "pass of more rows takes longer"
-        )
-    if several:
-        costs.append(
-            f"under the lightest load, where few others come within "
-            f"{1000 * result.wait_seconds:g} ms, the first token takes "
-            f"{half(light, 'dynamic', 'first_token')} ms instead of "
-            f"{half(light, 'one', 'first_token')}"
-        )
+    for load_, measure, name in (
+        (heavy, "per_token", f"each further token{' there' if several else ''}"),
+        (light, "first_token", f"the first token{' under the lightest load' if several else ''}"),
+    ):
+        if (load_.ratio(measure, "dynamic") or 0) >= 1.05:  # a smaller difference may be chance
+            ours, theirs = (seconds_text(half(load_, p, measure)) for p in ("dynamic", "one"))
+            costs.append(f"{name} takes {ours} instead of {theirs}")
     if costs:
         yield Text.assemble(("It costs: ", "bold"), "; ".join(costs), " (p50).")
     if several:
-        turn, ahead = result.turns_at("dynamic"), heavy.ratio("first_token", "dynamic") < 1
+        turn = result.turns_at("dynamic")
+        sooner = sum(load_.ratio("first_token", "dynamic") < 1 for load_ in result.loads)
         yield Text.assemble(
             ("It turns ", "bold"),
-            f"at about {turn:,.2g} requests a second. Below, waiting for others costs more than "
+            f"at about {figure(turn)} requests a second. Below, waiting for others costs more than "
             "it saves; above, the queue one by one is worse."
             if turn
-            else f"at none of these loads: first tokens always come {'sooner' if ahead else 'later'} "
-            "than one by one.",
+            else "at no one rate: first tokens come sooner than one by one under "
+            f"{sooner} of {len(result.loads)} loads (p50).",
         )
     if "continuous" in heavy.services:
         yield Text.assemble(
             ("Continuous ", "bold"),
             f"makes {heavy.gain('continuous'):.1f} x the tokens per second of one by one"
             f"{' there' if several else ''}, and a free row is taken at once: the first token takes "
-            f"{half(light, 'continuous', 'first_token')} ms"
+            f"{seconds_text(half(light, 'continuous', 'first_token'))}"
             f"{' under the lightest load' if several else ''} (p50).",
         )

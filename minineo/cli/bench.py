@@ -12,12 +12,11 @@ from ..study.bench import Benchmark, bench
 from .app import (
     JsonOption,
     ModelOption,
-    Screen,
     app,
     check_writable,
     complain,
     progress_bar,
-    write_json,
+    show,
 )
 from .text import mebibytes
 
@@ -47,10 +46,7 @@ def bench_command(
         benchmark = bench(
             model, shape=shape, against=against, rounds=rounds, progress=progress, warn=complain
         )
-    if json_file != "-":
-        print_benchmark(benchmark, Screen(highlight=False))
-    if json_file is not None:
-        write_json(benchmark.to_json(), json_file)
+    show(print_benchmark, benchmark, json_file)
     return 0
 
 

@@ -17,14 +17,11 @@ from .app import (
     JsonOption,
     ModelOption,
     PlotOption,
-    Screen,
     app,
-    check_picture,
-    check_writable,
+    check_outputs,
     complain,
     progress_bar,
-    real_path,
-    write_json,
+    show,
     write_picture,
 )
 from .text import milliseconds, printable, token_text
@@ -60,10 +57,7 @@ def compare_command(
 
     Exit status 1 means that the paths differ by more than rounding.
     """
-    check_writable(json_file)
-    check_picture(plot_file)
-    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
-        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    check_outputs(json_file, plot_file)
     if fault is not None:
         if plot_file is not None or report_folder is not None:
             raise InputError("--plot and --report show times, and --fault takes none; leave it out")
@@ -75,14 +69,11 @@ def compare_command(
     loaded = load(model, device=device, dtype=dtype)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
-    if json_file != "-":
-        print_comparison(comparison, Screen(highlight=False))
-    if json_file is not None:
-        write_json(comparison.to_json(), json_file)
     if plot_file is not None:
         from ..study.figures import plot_comparison
 
         write_picture(plot_comparison(comparison), plot_file)
+    show(print_comparison, comparison, json_file)
     if report_folder is not None:
         complain(f"the report is {write_report(comparison, report_folder)}")
     return 0 if comparison.agree else 1

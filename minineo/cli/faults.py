@@ -10,7 +10,15 @@ from rich.text import Text
 from ..checkpoints import Model, load
 from ..study.faults import FAULTS, Fault, FaultRun, find_fault, run_fault
 from ..study.lockstep import HIDDEN, ROUNDING, Divergence
-from .app import JsonOption, Screen, app, check_writable, progress_bar, write_json
+from .app import (
+    JsonOption,
+    Screen,
+    app,
+    check_writable,
+    progress_bar,
+    show,
+    write_json,
+)
 from .text import printable
 
 
@@ -65,10 +73,7 @@ def compare_with_fault(name, prompt, new_tokens, model, device, dtype, json_file
     loaded = load(model, device=device, dtype=dtype)
     with progress_bar("both paths", "steps") as progress:
         run = run_fault(loaded, name, prompt, max_new_tokens=new_tokens, progress=progress)
-    if json_file != "-":
-        print_fault_run(run, Screen(highlight=False))
-    if json_file is not None:
-        write_json(run.to_json(), json_file)
+    show(print_fault_run, run, json_file)
     return 0 if run.found is None and run.as_expected else 1
 
 
@@ -119,7 +124,7 @@ def how_far(found: Divergence, dtype: str) -> str:
     """Return how far a value differs, and what rounding would do there."""
     difference, exact = found.difference, found.exact_difference
     if difference is None:
-        return "" if "path" in found.value else "Its shapes differ."
+        return "" if "path" in found.value else "Its shapes or dtypes differ."
     if isnan(difference):
         return "It is not a number."
     if difference > HIDDEN:

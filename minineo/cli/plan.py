@@ -1,5 +1,6 @@
 """`minineo plan`: what a model needs and how fast it can be, without its weights."""
 
+import math
 from typing import Annotated, Literal
 
 import typer
@@ -8,18 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..study.gpus import GPUS, THIS
-from ..study.plan import Plan, bytes_text, plan, seconds_text
-from ..transformer import InputError
+from ..study.plan import Plan, Times, bytes_text, plan, seconds_text
 from .app import (
     JsonOption,
     ModelOption,
     PlotOption,
-    Screen,
     app,
-    check_picture,
-    check_writable,
-    real_path,
-    write_json,
+    check_outputs,
+    show,
     write_picture,
 )
 
@@ -65,10 +62,7 @@ def plan_command(
     Peaks of GPUs are published dense ones in decimal units; put your own in place.
     A model that does not fit is an answer too: exit status 0.
     """
-    check_writable(json_file)
-    check_picture(plot_file)
-    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
-        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    check_outputs(json_file, plot_file)
     result = plan(
         model,
         gpu=gpu,
@@ -83,14 +77,11 @@ def plan_command(
         bandwidth=bandwidth,
         tflops=tflops,
     )
-    if json_file != "-":
-        print_plan(result, Screen(highlight=False))
-    if json_file is not None:
-        write_json(result.to_json(), json_file)
     if plot_file is not None:
         from ..study.figures import plot_cache_growth
 
         write_picture(plot_cache_growth(result), plot_file)
+    show(print_plan, result, json_file)
     return 0
 
 
@@ -118,9 +109,14 @@ def print_plan(result: Plan, console: Console):
     console.print(
         Text.assemble(
             ("Memory ", "bold"),
-            f"for {rows} of {result.length:,} tokens (prompt {result.prompt:,} + new "
-            f"{result.new:,}): {bytes_text(result.needed_bytes)}",
+            f"for {rows} of prompt {result.prompt:,} + new {result.new:,}: "
+            f"{bytes_text(result.needed_bytes)}",
         )
+    )
+    used = result.prompt + result.new - 1
+    console.print(
+        f"Room for {result.length:,} tokens{'' if result.batch == 1 else ' a row'}; the last new "
+        f"one is never fed, so {used:,} {'is' if used == 1 else 'are'} used."
     )
     console.print(bar(result), markup=False)
     console.print(memory_table(result))
@@ -163,7 +159,7 @@ def memory_table(result: Plan) -> Table:
     table.add_column("")
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    tokens = f"{result.batch * result.length:,} tokens"
+    tokens = f"room for {result.batch * result.length:,} tokens"
     free = result.processor.memory_bytes - result.needed_bytes
     for row in (
         (
@@ -226,7 +222,7 @@ def capacity(result: Plan) -> Text:
     context = ", which is the context" if longest == result.config.context else ""
     return Text.assemble(
         *verdict,
-        f"There is room for {most or 'no'} row{'' if most == 1 else 's'} of {result.length:,} "
+        f"There is room for {f'{most:,}' if most else 'no'} row{'' if most == 1 else 's'} of {result.length:,} "
         f"tokens, or for {f'{longest:,}' if longest else 'no'} tokens in {each}{context}.",
     )
 
@@ -261,10 +257,20 @@ def floors(result: Plan):
     yield table
     alone = decode.weight_bytes / limits.bytes_per_second
     full = result.decode_floor_at(result.mean_depth, windowed=False).memory_seconds
+    sees = f"its query sees {result.mean_depth + 1:,} tokens"
+    steps = len(result.decode_depths)
+    if not steps:
+        which = (
+            f"No decode step is needed: the prefill yields the one new token. In this one {sees}."
+        )
+    elif steps == 1:
+        which = f"There is one decode step: {sees}."
+    else:
+        which = f"This decode step is one in the middle: {sees}. The floor below is the mean "
+        which += f"of all {steps:,}."
     yield (
-        f"The decode step is one in the middle: its query sees {result.mean_depth + 1:,} tokens. "
-        f"Weights alone take {seconds_text(alone)}; reading all that the cache holds, in local "
-        f"layers too, {seconds_text(full)}."
+        f"{which} Weights alone take {seconds_text(alone)}; reading all that the cache holds, in "
+        f"local layers too, {seconds_text(full)}."
     )
 
 
@@ -301,12 +307,8 @@ def reached(floor, share, key) -> str:
 def explained(result: Plan):
     """Yield the total by either formula in a line each, and what is wrong with the figures."""
     times = result.measured or result.expected or result.floor
-    first, each = milliseconds(times.prefill_seconds), milliseconds(times.decode_seconds_per_token)
-    for label, steps, total, why in (
-        ("Usual", result.new, times.total_seconds, "a decode step for every new token."),
-        ("Exact", result.new - 1, times.exact_total_seconds, "the prefill yields the first token."),
-    ):
-        formula = f"{first} + {steps:,} x {each} = {milliseconds(total)} ms"
+    reasons = ("a decode step for every new token.", "the prefill yields the first token.")
+    for label, formula, why in zip(("Usual", "Exact"), formulas(times), reasons, strict=True):
         yield Text.assemble((f"{label}: ", "bold"), f"{formula}: {why}")
     too_fast = [key for key, share in (result.efficiency or {}).items() if share > 1]
     if too_fast:
@@ -330,6 +332,28 @@ def operations_text(flops) -> str:
     return f"{flops / 1e6:,.4g} MFLOP"
 
 
-def milliseconds(seconds) -> str:
-    """Return a time as a number of milliseconds."""
-    return f"{1000 * seconds:,.1f}".removesuffix(".0") if seconds < 1 else f"{1000 * seconds:,.0f}"
+def formulas(times: Times) -> list[str]:
+    """Return the usual and the exact total, with as few digits as make the sums come out."""
+    size, unit = (1e3, "ms") if times.decode_seconds_per_token >= 1e-4 else (1e6, "µs")
+    first, each = size * times.prefill_seconds, size * times.decode_seconds_per_token
+    sums = {times.new: size * times.total_seconds, times.new - 1: size * times.exact_total_seconds}
+    for digits in range(3, 17):
+        a, b = (round(number, decimals(number, digits)) for number in (first, each))
+        if all(number_text(a + steps * b) == number_text(total) for steps, total in sums.items()):
+            break
+    return [
+        f"{number_text(first, digits)} + {steps:,} x {number_text(each, digits)} = "
+        f"{number_text(total)} {unit}"
+        for steps, total in sums.items()
+    ]
+
+
+def number_text(number, digits=4) -> str:
+    """Return a number above 0 with so many digits, or all of those before the point."""
+    text = f"{number:,.{decimals(number, digits)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decimals(number, digits) -> int:
+    """Return how many digits behind the point belong to the first so many of a number above 0."""
+    return max(0, digits - 1 - math.floor(math.log10(number)))

@@ -22,9 +22,7 @@ from .app import (
     PlotOption,
     Screen,
     app,
-    check_picture,
-    check_writable,
-    real_path,
+    check_outputs,
     write_json,
     write_picture,
 )
@@ -68,10 +66,7 @@ def step_command(
 
     The picture is that of --step, or of the last one.
     """
-    check_writable(json_file)
-    check_picture(plot_file)
-    if json_file and plot_file and real_path(json_file) == real_path(plot_file):
-        raise InputError(f"--json and --plot both name {plot_file}; give two files")
+    check_outputs(json_file, plot_file)
     loaded = load(model, device=device)
     walk = flow(
         loaded,

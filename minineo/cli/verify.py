@@ -12,11 +12,10 @@ from .app import (
     DeviceOption,
     JsonOption,
     ModelOption,
-    Screen,
     app,
     check_writable,
     progress_bar,
-    write_json,
+    show,
 )
 
 
@@ -37,10 +36,7 @@ def verify_command(
     check_writable(json_file)
     with progress_bar("verify", "passes") as progress:
         verification = verify(model, device=device, lengths=length or None, progress=progress)
-    if json_file != "-":
-        print_verification(verification, Screen(highlight=False))
-    if json_file is not None:
-        write_json(verification.to_json(), json_file)
+    show(print_verification, verification, json_file)
     return 0 if verification.passed else 1
 
 

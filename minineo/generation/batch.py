@@ -16,7 +16,8 @@ from .sampling import greedy, log_probabilities
 from .text import TextStream
 
 PATHS = ("cached", "naive")
-Choose = Callable[[np.ndarray, list[int]], int]
+BROKEN_OFF = "a pass of this batch broke off halfway; make a new batch"
+Choose = Callable[[np.ndarray, tuple[int, ...]], int]
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,12 @@ class Batch:
         InputError
             If the request is not usable, can never fit into a row, or no row is free.
         """
+        if self._broken:
+            raise InputError(BROKEN_OFF)
+        if not callable(request.choose):
+            raise InputError(
+                f"choose is {request.choose!r}; give a function from logits and ids to a token"
+            )
         new = whole(request.max_new_tokens, "max_new_tokens")
         request = replace(request, ids=self.model.encode(request.ids), max_new_tokens=new)
         if request.slots(self.model.config.context) > self.capacity:
@@ -186,6 +193,7 @@ class Batch:
         InputError
             If it has left or never joined.
         """
+        number = whole(number, "row")
         row = next((row for row in self._rows if row.number == number), None)
         if row is None:
             raise InputError(f"row {number!r} is not in the batch: it has left or never joined")
@@ -256,7 +264,7 @@ class Batch:
     def _unbroken(self):
         """Refuse to begin where something before has not come to its end, be it by Ctrl-C."""
         if self._broken:
-            raise InputError("a pass of this batch broke off halfway; make a new batch")
+            raise InputError(BROKEN_OFF)
         self._broken = True
         yield
         self._broken = False
@@ -280,7 +288,8 @@ class _Row:
     def write(self, logits, token_bytes):
         """Choose the next token and return its step."""
         index, length = self.made, len(self.ids)
-        token = int(check_ids(self.request.choose(logits, self.ids), self.config))
+        logits.flags.writeable = False  # they are the step's too
+        token = one_token(self.request.choose(logits, tuple(self.ids)), self.config)
         self.ids.append(token)
         text = self._spell(token)
         fed, self.fed = self.fed, 0
@@ -315,6 +324,14 @@ class _Row:
         if self.stream.stopped is not None:
             self.finish = "stop"
         return text
+
+
+def one_token(chosen, config) -> int:
+    """Return what a function has chosen as a token, or refuse it."""
+    token = check_ids(chosen, config)
+    if token.ndim:
+        raise InputError(f"choose has returned {chosen!r}; it must return one token id")
+    return int(token)
 
 
 def new_cache(model: Model, path: str, rows: int, capacity: int) -> Recompute | KVCache:

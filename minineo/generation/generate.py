@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ..checkpoints import Model
 from ..transformer import InputError, silent
 from ..transformer.cache import whole
@@ -117,15 +119,20 @@ def generate_batch(
     ...     for step in steps:
     ...         texts[step.row] += step.text
     """
-    if isinstance(prompts, str) or len(prompts) == 0:
+    if (
+        not isinstance(prompts, Sequence | np.ndarray)
+        or isinstance(prompts, str)
+        or not len(prompts)
+    ):
         raise InputError("prompts must be a list of one prompt or more")
-    choices = [choose] * len(prompts) if callable(choose) else list(choose)
-    if len(choices) != len(prompts):
-        raise InputError(f"choose has {len(choices)} functions; there are {len(prompts)} prompts")
+    if callable(choose) or not isinstance(choose, Sequence):
+        choose = [choose] * len(prompts)
+    if len(choose) != len(prompts):
+        raise InputError(f"choose has {len(choose)} functions; there are {len(prompts)} prompts")
     new = whole(max_new_tokens, "max_new_tokens")
     requests = [
         Request(model.encode(prompt), new, stop_at_end, stop, each)
-        for prompt, each in zip(prompts, choices, strict=True)
+        for prompt, each in zip(prompts, choose, strict=True)
     ]
     capacity = max(request.slots(model.config.context) for request in requests)
     batch = Batch(

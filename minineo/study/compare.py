@@ -67,14 +67,26 @@ class Comparison:
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """The first value that differs by more than rounding."""
-        return self.lockstep.divergence
+        """The first value that differs by more than rounding.
+
+        Should lockstep find none, the logits of the runs that were timed must agree as well.
+        """
+        if self.lockstep.divergence is not None:
+            return self.lockstep.divergence
+        for index, pair in enumerate(self.pairs):
+            if not pair.difference <= self.tolerance:
+                return Divergence(index, None, "logits of the timed runs")
+        return None
 
     @property
     def tolerance(self) -> float:
-        """The largest difference in logits that counts as rounding without being judged."""
+        """The largest difference in logits that counts as rounding.
+
+        It is that of `lockstep`, or twice what was met there and judged.
+        """
         largest = max((float(np.abs(pair.naive.logits).max()) for pair in self.pairs), default=0)
-        return ROUNDING[self.model.dtype] * max(1, largest)
+        share = max(ROUNDING[self.model.dtype], 2 * self.lockstep.largest.get("logits", 0))
+        return share * max(1, largest)
 
     @property
     def new_ids(self) -> list[int]:
@@ -123,7 +135,7 @@ class Comparison:
         """Return the first step from which the cached path stays ahead in cumulated time."""
         cached, naive = (list(accumulate(self.seconds(p))) for p in ("cached", "naive"))
         behind = [i for i, (c, n) in enumerate(zip(cached, naive, strict=True)) if c >= n]
-        first = behind[-1] + 1 if behind else 0
+        first = max(1, behind[-1] + 1 if behind else 0)  # step 0 is the same work on both
         return first if first < len(self.pairs) else None
 
     def to_json(self) -> dict:

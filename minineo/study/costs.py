@@ -113,6 +113,7 @@ def pass_costs(
     """
     cached = held is not None
     fed, held, capacity = _check_rows(config, fed, held, capacity)
+    itemsize = whole(itemsize, "itemsize", 1)
     batch, new = len(fed), max(fed)
     vectors = batch * new
     width, inner = config.width, config.inner
@@ -158,9 +159,9 @@ def pass_costs(
 
 def _check_rows(config, fed, held, capacity):
     """Return what is fed and held in each row, and the slots of each, or refuse them."""
-    fed = [whole(count, "fed", 1) for count in fed]
+    fed = _counts(fed, "fed", 1)
     capacity = config.context if capacity is None else whole(capacity, "capacity", 1)
-    held = [0] * len(fed) if held is None else [whole(count, "held") for count in held]
+    held = [0] * len(fed) if held is None else _counts(held, "held")
     if not fed or len(held) != len(fed):
         raise InputError(f"{len(fed)} rows are fed and {len(held)} held; give both, one or more")
     needed = max(new + old for new, old in zip(fed, held, strict=True))
@@ -169,6 +170,17 @@ def _check_rows(config, fed, held, capacity):
             f"{needed} positions are needed; this pass has {min(capacity, config.context)}"
         )
     return fed, held, capacity
+
+
+def _counts(counts, name, least=0):
+    """Return a whole number for each row, or refuse them."""
+    try:
+        each = list(counts)
+    except TypeError:
+        raise InputError(
+            f"{name} is {counts!r}; it must be a list, a number for each row"
+        ) from None
+    return [whole(count, name, least) for count in each]
 
 
 def _attended(fed, held, window, capacity):

@@ -5,8 +5,8 @@ sources. No program reaches them, and a card may be sold with others: `plan` tak
 their place.
 """
 
-import math
 import os
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from .hardware import Products
 
 MEGA, GIGA, TERA = 1e6, 1e9, 1e12
 THIS = "this"  # the name of this machine's processor
+LEAST, MOST = 1e-6, 1e9  # GB, GB/s, TFLOP/s or ms: beyond, it is a slip
 MEASURED_BYTES = 2**28  # read for the bandwidth: far more than a processor's cache holds
 REPEATS, BUDGET_SECONDS = 5, 0.5
 MOST_ROWS = 1024  # of a product: more are no faster, and take time and memory
@@ -106,7 +107,7 @@ def processor(
         "tflops": positive(tflops, "tflops", TERA),
     }
     if is_this_machine(gpu, memory, bandwidth, tflops):
-        name, source = "this machine", "measured"
+        name, source = "this machine", "measured" if None in given.values() else "given"
         measure = {
             "memory": memory_bytes,
             "bandwidth": lambda: measure_bandwidth(config, dtype),
@@ -155,6 +156,8 @@ def find_gpu(name: str) -> tuple[str, Published]:
 
 def plain(name: str) -> str:
     """Return a name without what people write in one way or another."""
+    if not isinstance(name, str):
+        raise InputError(f"gpu is {reprlib.repr(name)}; it must be a name such as T4, or {THIS}")
     return "".join(character for character in name.lower() if character.isalnum())
 
 
@@ -165,12 +168,15 @@ def peak(sheet: Published, dtype: str) -> float | None:
 
 
 def positive(number, name, unit=1.0):
-    """Return a number above 0 in base units, or None when there is none, or refuse it."""
+    """Return a number of a sane size in base units, or None when there is none, or refuse it."""
     if number is None:
         return None
     real = isinstance(number, (int, float, np.integer, np.floating)) and type(number) is not bool
-    if not (real and number > 0 and math.isfinite(unit * number)):
-        raise InputError(f"{name} is {number!r}; it must be a number above 0")
+    if not (real and LEAST <= number <= MOST):
+        raise InputError(
+            f"{name} is {reprlib.repr(number)}; it must be a number above 0 and finite, from "
+            f"{LEAST:f} to {MOST:,.0f}"
+        )
     return unit * float(number)
 
 

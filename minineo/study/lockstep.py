@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from queue import Empty, Queue
@@ -16,6 +17,7 @@ from .plain import number
 # What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
 # difference in float32 is judged in float64.
 ROUNDING = {"float32": 1e-5, "float64": 1e-10}
+MOST = 1e-2  # of a value's largest number: no rounding goes further, whatever float64 says
 SHRUNK = 1e-6  # of a difference in float32: float64 leaves less of it if it is rounding
 HIDDEN = 1e30  # scores this low are hidden, not measured
 AHEAD = 4  # values that a run may be ahead of the other
@@ -65,7 +67,7 @@ class Divergence(Place):
     ----------
     difference : float or None
         The largest difference in it, as a share of the value's largest number; None when there
-        is no such number, because a path broke down, the shapes differ, or one path lacks it.
+        is no such number, because a path broke down, shapes or dtypes differ, or one path lacks it.
     exact_difference : float or None
         The same in float64, in which rounding would all but vanish.
     """
@@ -186,7 +188,7 @@ def first_fault(met, exact) -> Divergence | None:
     """Return the first of the differences met that is not rounding, given those in float64."""
     for place, difference in met.items():
         judged = exact.get(place)
-        numbers = difference is not None and judged is not None and np.isfinite(difference)
+        numbers = difference is not None and judged is not None and difference <= MOST
         if not (numbers and judged <= max(ROUNDING["float64"], SHRUNK * difference)):
             return Divergence(place.step, place.layer, place.value, difference, judged)
     return None
@@ -303,7 +305,8 @@ class _Run:
             except BaseException as error:  # or whoever iterates would wait for ever
                 self._queue.put(error)
 
-        self._thread = Thread(target=work, daemon=True)
+        context = copy_context()  # what is replaced for the caller is replaced for the thread
+        self._thread = Thread(target=context.run, args=(work,), daemon=True)
 
     def begin(self):
         """Make the pass in a thread."""
@@ -369,11 +372,11 @@ class _OverError(Exception):
 def distance(ours, theirs):
     """Return the largest difference, as a share of the largest number, but of 1 at least.
 
-    It is NaN where something is not a number, and None where the shapes differ.
+    It is NaN where something is not a number, and None where the shapes or dtypes differ.
     """
     worst = 0.0
     for mine, other in zip(ours, theirs, strict=True):
-        if mine.shape != other.shape:
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             return None
         size = float(np.abs(np.where(np.abs(other) < HIDDEN, other, 0)).max(initial=1))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -9,9 +9,12 @@ References
 Williams, Waterman, Patterson (2009), Roofline, doi:10.1145/1498765.1498785.
 """
 
+import reprlib
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
@@ -27,6 +30,7 @@ from .shapes import SHAPES, shape_fields
 
 DTYPES = ("float16", "float32", "float64")
 USUAL = 300  # tokens of a prompt, and new ones, unless others are asked for
+MOST_ROWS = 10**6  # of a batch
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Times:
     prefill_seconds : float
         The pass over the prompt.
     decode_seconds_per_token : float
-        A pass over one new token, at the mean depth.
+        A pass over one new token: the mean of all there are.
     new : int
         Number of new tokens.
     """
@@ -148,8 +152,17 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Tokens of a row at its end: prompt + new."""
-        return self.prompt + self.new
+        """Tokens that a row has room for: prompt + new, up to the context.
+
+        The last new token is never fed, so its slot stays free; without it there may be one more
+        new token than the context has room for.
+        """
+        return min(self.prompt + self.new, self.config.context)
+
+    @property
+    def decode_depths(self) -> range:
+        """How many tokens the cache holds before each decode step; the prefill yields a token."""
+        return range(self.prompt, self.prompt + self.new - 1)
 
     @property
     def parameters(self) -> int:
@@ -227,7 +240,7 @@ class Plan:
     @property
     def mean_depth(self) -> int:
         """How many tokens the cache holds before the decode step in the middle of the text."""
-        return self.prompt + max(0, self.new - 2) // 2
+        return min(self.prompt + max(0, self.new - 2) // 2, self.config.context - 1)
 
     @property
     def prefill_floor(self) -> PassFloor:
@@ -261,10 +274,12 @@ class Plan:
             self.processor,
         )
 
-    @property
+    @cached_property
     def floor(self) -> Times:
-        """The least time that is possible."""
-        return Times(self.prefill_floor.seconds, self.decode_floor.seconds, self.new)
+        """The least time that is possible: each decode step counts at its own depth."""
+        depths = self.decode_depths or [self.mean_depth]
+        decode = mean(self.decode_floor_at(depth).seconds for depth in depths)
+        return Times(self.prefill_floor.seconds, decode, self.new)
 
     @property
     def expected(self) -> Times | None:
@@ -379,8 +394,8 @@ def plan(
     Raises
     ------
     InputError
-        If there is no such model or GPU, a number is not usable, or prompt and new tokens are
-        more than the context.
+        If there is no such model or GPU, a number is not usable, or prompt and new tokens but
+        the last, which is never fed, are more than the context.
 
     Examples
     --------
@@ -392,11 +407,16 @@ def plan(
     prompt = whole(usual if prompt is None else prompt, "prompt", 1)
     new = whole(usual if new is None else new, "new", 1)
     batch = whole(batch, "batch", 1)
-    if prompt + new > config.context:
+    fed = prompt + new - 1
+    if fed > config.context:
+        counts = [reprlib.repr(count) for count in (prompt, new, fed)]
         raise InputError(
-            f"{prompt} + {new} = {prompt + new} tokens do not fit into the context of "
-            f"{config.context}; shorten the prompt or ask for fewer new tokens"
+            f"{counts[0]} + {counts[1]} - 1 = {counts[2]} tokens do not fit into the context of "
+            f"{config.context} (the last new one is not fed); shorten the prompt or ask for fewer "
+            "new tokens"
         )
+    if batch > MOST_ROWS:
+        raise InputError(f"batch is {reprlib.repr(batch)}; it must be {MOST_ROWS:,} at most")
     if efficiency is not None and not positive(efficiency, "efficiency") <= 1:
         raise InputError(f"efficiency is {efficiency!r}; it is a share, above 0 and up to 1")
     measured = measured_times(prefill_ms, decode_ms, new)

@@ -14,6 +14,7 @@ from .plan import Plan, Times, bytes_text, seconds_text
 from .prediction import Rates, gpu_rates, measure_rates, naive_pays_up_to, predict
 
 PAGE, NUMBERS = "report.md", "report.json"
+FEW = 16  # steps; in fewer, growth cannot be told from noise
 GPU = "T4"  # for which the page says why the cache may not pay there
 
 
@@ -114,8 +115,7 @@ def plan_of(comparison: Comparison, rates: Rates) -> Plan:
         flops,
         "measured",
     )
-    prompt = min(len(comparison.prompt_ids), config.context - 1)
-    new = max(1, min(steps, config.context - prompt))
+    prompt, new = len(comparison.prompt_ids), max(1, steps)
     measured = None
     prefill, decode = comparison.ttft_seconds("cached"), comparison.decode_seconds("cached")
     if prefill and decode:
@@ -154,9 +154,6 @@ def heading(comparison: Comparison) -> list[str]:
 
 def latency_page(latency: Latency, gpu: Rates) -> list[str]:
     """Return the sections about time."""
-    cached = latency.curves["cached"]
-    base, slope = cached.coefficients
-    first, last = latency.simple_off
     once = seconds_text(latency.simple_seconds - latency.total_seconds)
     pays = latency.pays_from
     when = "does not pay in so few steps" if pays is None else f"pays from step {pays} on"
@@ -176,15 +173,11 @@ def latency_page(latency: Latency, gpu: Rates) -> list[str]:
     return [
         "## Latency",
         f"total = prefill(P) + Σ decode(t): {seconds_text(latency.prefill_seconds)} for the "
-        f"prefill, and {seconds_text(base)} + t x {signed(slope)} for a decode step that "
-        f"looks at t tokens. From the first to the last it changes by {latency.growth:+.0%}. Half of "
-        f"all steps lie within {seconds_text(cached.spread)} of that; the first one lies "
-        f"{signed(latency.warm_up('cached'))} off: its warm-up.",
+        f"prefill, and {decode_text(latency)}",
         f"The simple formula, prefill + n x mean decode, says "
         f"{seconds_text(latency.simple_seconds)} where {seconds_text(latency.total_seconds)} were "
         f"measured: {once} too many, one decode step, as the prefill already yields the first "
-        f"token. At the first decode step its mean is off by {first:+.0%}, at the last by "
-        f"{last:+.0%}. With the fit the sum is {seconds_text(latency.fitted_seconds)}.",
+        f"token.{mean_text(latency)}",
         picture("latency", "Each step, its fit, its prediction, and what is left over"),
         "## From when the cache pays",
         f"Measured, it {when}. Predicted, a naive step is no slower "
@@ -206,6 +199,38 @@ def latency_page(latency: Latency, gpu: Rates) -> list[str]:
         picture("prediction", "What a step spends its time on"),
         picture("roofline", "What the machine allows, and what was reached"),
     ]
+
+
+def grows(latency: Latency) -> bool:
+    """Return whether a fit tells that longer steps take longer."""
+    return latency.new >= FEW and latency.curves["cached"].coefficients[1] > 0
+
+
+def decode_text(latency: Latency) -> str:
+    """Return what a decode step takes, as a line over its length if it is known to grow."""
+    cached = latency.curves["cached"]
+    if not grows(latency):
+        few = latency.new < FEW
+        why = f"too few steps for a fit; ask for {FEW} or more" if few else "no growth to be seen"
+        return f"{seconds_text(latency.mean_decode_seconds)} for a decode step on average: {why}."
+    base, slope = cached.coefficients
+    return (
+        f"{seconds_text(base)} + t x {signed(slope)} for a decode step that looks at t tokens. "
+        f"From the first to the last it changes by {latency.growth:+.0%}. Half of all steps lie "
+        f"within {seconds_text(cached.spread)} of that; the first one lies "
+        f"{signed(latency.warm_up('cached'))} off: its warm-up."
+    )
+
+
+def mean_text(latency: Latency) -> str:
+    """Return how far the mean is off at both ends, if the steps are known to grow."""
+    if not grows(latency):
+        return ""
+    first, last = latency.simple_off
+    return (
+        f" At the first decode step its mean is off by {first:+.0%}, at the last by {last:+.0%}. "
+        f"With the fit the sum is {seconds_text(latency.fitted_seconds)}."
+    )
 
 
 def on_gpu(latency: Latency, gpu: Rates) -> list[str]:

@@ -37,6 +37,8 @@ PERCENTILES = (50, 95, 99)
 MULTIPLES = (0.25, 0.5, 1, 2, 4, 16)  # of what one by one can serve: from idle to flooded
 CALIBRATION = 8  # requests
 LONGEST = 1e8  # seconds: three years, of which a float still tells the microseconds
+MOST_REQUESTS = 100_000
+MOST_NEW_TOKENS = 1_000_000  # far above every context
 OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
     "One day, a small dog ran into the forest.",
@@ -59,7 +61,7 @@ class Arrival:
         When it comes, on the virtual clock: from 0 to 1e8.
     prompt : str or sequence of int
     max_new_tokens : int
-        How many tokens it asks for, 1 or more.
+        How many tokens it asks for, from 1 to 1,000,000.
     choose : function
         As in `generate`.
 
@@ -75,8 +77,9 @@ class Arrival:
     choose: Choose = greedy
 
     def __post_init__(self):
-        checked(self.seconds, "seconds", LONGEST)
-        whole(self.max_new_tokens, "new_tokens", 1)
+        new = counted(self.max_new_tokens, "new_tokens", MOST_NEW_TOKENS)
+        object.__setattr__(self, "seconds", checked(self.seconds, "seconds", LONGEST))
+        object.__setattr__(self, "max_new_tokens", new)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class Service:
     ----------
     policy : "one", "dynamic" or "continuous"
     rows : int
-        How many could share a pass, after what the budget allows.
+        How many could share a pass: no more than there are requests, or than the budget allows.
     slots : int
         How many tokens a row had room for: as many as the largest request may need.
     reserved_bytes : int
@@ -304,7 +307,8 @@ class Experiment:
     model : Model
     alone_seconds : float
         The time that a request of mean length takes alone: a median prefill and median decode
-        passes for the other tokens, measured before.
+        passes for the other tokens, measured before. The length is that of the text that came or,
+        for requests beyond the measured ones, the longest that the context has room for.
     wait_seconds : float
         How long a request waits for others at most, under the dynamic policy.
     budget_bytes : float or None
@@ -335,18 +339,19 @@ class Experiment:
         return []
 
     def turns_at(self, policy) -> float | None:
-        """Return the rate above which first tokens come sooner than one by one (p50).
+        """Return the rate below which first tokens come no sooner than one by one, above it sooner.
 
-        It is read between the last load where they do not and the next one, on logarithmic
-        scales. None if they do under all loads, or do not under the heaviest, or there is nothing
-        to compare.
+        The medians are compared; the rate is read between two loads, on logarithmic scales. None
+        if there is no such rate, as they cross several times, the other way or not at all, or
+        there is nothing to compare.
         """
         if any(not {"one", policy} <= load.services.keys() for load in self.loads):
             return None
         logs = [math.log(load.ratio("first_token", policy)) for load in self.loads]
-        last = max((i for i, log in enumerate(logs) if log >= 0), default=None)
-        if last is None or last + 1 == len(logs):
+        later = [log >= 0 for log in logs]
+        if len(set(later)) == 1 or later != sorted(later, reverse=True):
             return None
+        last = sum(later) - 1
         low, high = (load.rate or 0.0 for load in self.loads[last : last + 2])
         return low * (high / low) ** (logs[last] / (logs[last] - logs[last + 1]))
 
@@ -384,33 +389,39 @@ def poisson(rate, count, *, new_tokens=24, seed=0) -> list[Arrival]:
     rate : float
         Requests per second on average.
     count : int
-        Number of requests, 1 or more.
+        Number of requests, from 1 to 100,000.
     new_tokens : int, optional
-        Tokens that a request asks for on average: each draws up to a quarter less or more.
+        Tokens that a request asks for on average, from 1 to 500,000: each draws up to a quarter
+        less or more.
     seed : int, optional
 
     Raises
     ------
     InputError
-        If a number is out of its range.
+        If a number is out of its range, or the last request would come after 1e8 seconds.
     """
     rate = checked(rate, "rate", 1e6, above=0)
     requests = burst(count, new_tokens=new_tokens, seed=seed)
-    gaps = np.random.default_rng((seed, 1)).standard_exponential(len(requests)) / rate
+    gaps = np.random.default_rng((seed, 1)).standard_exponential(len(requests))
+    with np.errstate(over="ignore"):
+        moments = np.cumsum(gaps) / rate
+    if moments[-1] > LONGEST:
+        raise InputError(f"rate is {rate!r}; the last request would come after {LONGEST:g} seconds")
     return [
-        replace(request, seconds=float(seconds))
-        for request, seconds in zip(requests, np.cumsum(gaps), strict=True)
+        replace(request, seconds=seconds)
+        for request, seconds in zip(requests, moments.tolist(), strict=True)
     ]
 
 
 def burst(count, *, new_tokens=24, seed=0) -> list[Arrival]:
     """Return story openings that arrive all at once; the parameters are those of `poisson`."""
-    count, new = whole(count, "requests", 1), whole(new_tokens, "new_tokens", 1)
+    count = counted(count, "requests", MOST_REQUESTS)
+    new = counted(new_tokens, "new_tokens", MOST_NEW_TOKENS // 2)
     draw = np.random.default_rng((whole(seed, "seed"), 0))
     lengths = draw.integers(new - new // 4, new + new // 4, endpoint=True, size=count)
     openings = draw.integers(len(OPENINGS), size=count)
     return [
-        Arrival(0.0, OPENINGS[opening], int(length))
+        Arrival(0.0, OPENINGS[opening], length)
         for opening, length in zip(openings, lengths, strict=True)
     ]
 
@@ -432,12 +443,15 @@ def read_arrivals(file, *, new_tokens=24) -> list[Arrival]:
     Raises
     ------
     InputError
-        If a line is not usable, with its number and the reason, or there is none.
-    OSError
-        If the file cannot be read.
+        If the file cannot be read, a line is not usable, with its number and the reason, or there
+        is none.
     """
+    try:
+        lines = Path(os.path.expanduser(file)).read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
     arrivals = []
-    for number, line in enumerate(Path(os.path.expanduser(file)).read_bytes().splitlines()):
+    for number, line in enumerate(lines):
         try:
             if line.strip():
                 arrivals.append(arrival(line, new_tokens))
@@ -515,18 +529,16 @@ def serve(
     """
     if policy not in POLICIES:
         raise InputError(f"unknown policy {policy!r}: choose {', '.join(POLICIES)}")
-    rows, wait = whole(rows, "rows", 1), checked(wait_ms, "wait_ms", 1000 * LONGEST) / 1000
+    check_limits(rows, wait_ms, budget_mib)
     visits, refused = admit(model, arrivals, budget_mib)
     slots = max(visit.request.slots(model.config.context) for visit in visits)
     if budget_mib is not None:
         rows = min(rows, int(budget_mib * 2**20) // (slots * token_bytes(model)))
-    rows = 1 if policy == "one" else rows
+    rows, wait = 1 if policy == "one" else int(rows), float(wait_ms) / 1000
+    used = min(rows, len(visits))  # more rows than requests would only take memory
 
-    def new_batch():  # more rows than requests would only take memory
-        return Batch(model, min(rows, len(visits)), slots)
-
-    warm_up(new_batch(), visits)
-    batch, now, done = new_batch(), 0.0, 0
+    warm_up(Batch(model, used, slots), visits)
+    batch, now, done = Batch(model, used, slots), 0.0, 0
     coming = deque(sorted(visits, key=lambda visit: visit.arrived))
     queue: deque[Visit] = deque()
     running: dict[int, Visit] = {}
@@ -556,7 +568,7 @@ def serve(
                 done += 1
                 progress(done, len(visits))
     served = [visit.served() for visit in visits]
-    return Service(policy, rows, slots, batch.cache.nbytes, served, refused, passes)
+    return Service(policy, used, slots, batch.cache.nbytes, served, refused, passes)
 
 
 class Visit:
@@ -564,7 +576,7 @@ class Visit:
 
     def __init__(self, number, arrival, request):
         self.number, self.arrival, self.request = number, arrival, request
-        self.arrived = float(arrival.seconds)
+        self.arrived = arrival.seconds
         self.admitted = self.first_token_at = self.finished = 0.0
         self.ids = []
         self.text, self.finish, self.cache_bytes = "", "", 0
@@ -601,9 +613,7 @@ def admit(model, arrivals, budget_mib):
         One or more.
     refused : list of Refused
     """
-    budget = np.inf
-    if budget_mib is not None:
-        budget = 2**20 * checked(budget_mib, "budget_mib", 1e9, above=0)
+    budget = np.inf if budget_mib is None else 2**20 * budget_mib
     visits, refused = [], []
     for number, each in enumerate(arrivals):
         try:
@@ -619,6 +629,14 @@ def admit(model, arrivals, budget_mib):
             else "there is no request; give one or more"
         )
     return visits, refused
+
+
+def check_limits(rows, wait_ms, budget_mib):
+    """Refuse options of `serve` that are out of their range."""
+    whole(rows, "rows", 1)
+    checked(wait_ms, "wait_ms", 1000 * LONGEST)
+    if budget_mib is not None:
+        checked(budget_mib, "budget_mib", 1e9, above=0)
 
 
 def check_fits(request, model, budget):
@@ -696,17 +714,17 @@ def experiment(
     InputError
         If an option is not usable, or every request is refused.
     """
+    check_limits(rows, wait_ms, budget_mib)
+    draw = partial(poisson, count=requests, new_tokens=new_tokens, seed=seed)
+    cases: dict[float | None, Sequence[Arrival]] = {float(r): draw(r) for r in sorted(rates)}
     if arrivals is None:
         sample = burst(requests, new_tokens=new_tokens, seed=seed)
     else:
         sample = list(arrivals)
+        cases = {None: sample}
     visits, _ = admit(model, sample, budget_mib)
-    alone = alone_seconds(model, [visit.arrival for visit in visits])
-
-    cases: dict[float | None, Sequence[Arrival]] = {None: sample}
-    if arrivals is None:
-        rates = sorted(rates) or [multiple / alone for multiple in MULTIPLES]
-        cases = {r: poisson(r, requests, new_tokens=new_tokens, seed=seed) for r in rates}
+    alone = alone_seconds(model, visits)
+    cases = cases or {multiple / alone: draw(multiple / alone) for multiple in MULTIPLES}
     total = len(cases) * len(policies) * len(visits)
 
     def report(earlier, done, _):
@@ -729,20 +747,23 @@ def experiment(
         loads.append(Load(rate, services))
     after = hardware.CpuTimes.now()
     busy = before.others(after) if before and after else None
-    budget = None if budget_mib is None else 2**20 * budget_mib
-    return Experiment(model, alone, wait_ms / 1000, budget, loads, busy)
+    budget = None if budget_mib is None else 2**20 * float(budget_mib)
+    return Experiment(model, alone, float(wait_ms) / 1000, budget, loads, busy)
 
 
-def alone_seconds(model, arrivals):
+def alone_seconds(model, visits):
     """Measure how long a request of mean length takes alone, from medians of its passes."""
-    few = [replace(each, seconds=0.0) for each in arrivals[:CALIBRATION]]
-    passes = serve(model, few, policy="one").passes
+    few = [replace(visit.arrival, seconds=0.0) for visit in visits[:CALIBRATION]]
+    service = serve(model, few, policy="one")
+    others = [visit.request for visit in visits[CALIBRATION:]]
+    lengths = [len(request.ids) for request in service.served] + [
+        request.slots(model.config.context) - len(request.ids) + 1 for request in others
+    ]
 
     def middle(phase):
-        return median([each.seconds for each in passes if each.phase == phase] or [0.0])
+        return median([each.seconds for each in service.passes if each.phase == phase] or [0.0])
 
-    after_first = mean(each.max_new_tokens for each in arrivals) - 1
-    return middle("prefill") + after_first * middle("decode")
+    return middle("prefill") + (mean(lengths) - 1) * middle("decode")
 
 
 def checked(number, name, most, above=None):
@@ -752,3 +773,10 @@ def checked(number, name, most, above=None):
         least = "from 0" if above is None else f"above {above}"
         raise InputError(f"{name} is {number!r}; it must be a number {least} up to {most:g}")
     return float(number)
+
+
+def counted(number, name, most):
+    """Return a whole number from 1 up to `most` as an int, or refuse it."""
+    if whole(number, name, 1) > most:
+        raise InputError(f"{name} is {number}; it must be a whole number from 1 up to {most:,}")
+    return int(number)

@@ -22,8 +22,8 @@ def attention(x, weights, cache, layer, positions, window, n_heads, trace=silent
     weights : Attention
     cache : Recompute or KVCache
     layer : int
-    positions : NumPy array [batch, new]
-        The position of each new token, on the host.
+    positions : NumPy array [batch or 1, new]
+        The position of each new token, on the host; one row if it is the same in all.
     window : int
         How many positions a query sees: its own and those just before it.
     n_heads : int
@@ -77,7 +77,8 @@ def attend(queries, keys, values, positions, window, trace=silent):
         rows = slice(start, min(start + QUERY_ROWS, new))
         first = min(positions[:, rows.start].tolist())
         last = max(positions[:, rows.stop - 1].tolist())
-        slots = slice(max(0, first - window + 1), min(last + 1, all_slots))  # what these rows see
+        # what these rows see; padding may stand behind the last slot
+        slots = slice(max(0, first - window + 1), min(last + 1, all_slots))
 
         # scores and pattern are [batch, heads, rows, slots]
         scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)

@@ -20,7 +20,7 @@ class Recompute:
     """The naive path: nothing is remembered, so every pass is fed all tokens again."""
 
     length = 0
-    lengths = np.zeros(1, dtype=int)
+    lengths = np.zeros(1, dtype=int)  # one for all rows: they all begin at position 0
     lengths.flags.writeable = False
     nbytes = token_bytes = used_bytes = 0
 
@@ -159,7 +159,8 @@ class KVCache:
         InputError
             If these are no rows of the cache, or none.
         """
-        if not 0 <= start < stop <= len(self.lengths):
+        start, stop = whole(start, "start"), whole(stop, "stop")
+        if not start < stop <= len(self.lengths):
             raise InputError(f"a cache of {len(self.lengths)} rows has no rows {start} to {stop}")
         return self._twin(lambda array: array[start:stop])
 
@@ -173,7 +174,8 @@ class KVCache:
         InputError
             If one is no row of the cache, or `row` lies behind `last`.
         """
-        if not 0 <= row <= last < len(self.lengths):
+        row, last = whole(row, "row"), whole(last, "last")
+        if not row <= last < len(self.lengths):
             raise InputError(
                 f"row {last} cannot move into row {row} in a cache of {len(self.lengths)} rows"
             )
@@ -190,7 +192,7 @@ class KVCache:
 
     def _twin(self, change):
         """Return a cache of arrays that are made from those of this one."""
-        twin = object.__new__(KVCache)
+        twin = object.__new__(type(self))
         twin.keys = [change(array) for array in self.keys]
         twin.values = [change(array) for array in self.values]
         twin.lengths = change(self.lengths)
@@ -204,7 +206,8 @@ class KVCache:
         InputError
             If the cache is of another model, batch or dtype, or has too few slots left.
         """
-        made_for = (len(self.keys), *self.keys[0].shape[1::2], len(self.lengths))
+        _, heads, _, head_dim = self.keys[0].shape
+        made_for = (len(self.keys), heads, head_dim, len(self.lengths))
         asked = (config.n_layers, config.n_heads, config.head_dim, batch)
         if made_for != asked:
             words = "{} layers, {} heads of {} and {} rows"

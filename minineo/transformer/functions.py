@@ -58,7 +58,7 @@ def layer_norm(x, scale, shift, eps):
 
 
 @replaceable
-@np.errstate(over="ignore")  # below x = -11 the exp is inf, and x / inf is the right limit: 0
+@np.errstate(over="ignore")  # far below 0 the exp is inf, and x / inf is the right limit: 0
 def gelu_new(x):
     """The activation of GPT-2 and GPT-Neo, of every number in `x`.
 

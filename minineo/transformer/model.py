@@ -138,6 +138,14 @@ def whole_numbers(values, name):
         array = np.asarray(values)
     except ValueError:
         raise InputError(f"{name} must form rows of one length; pad the shorter ones") from None
-    if array.size and array.dtype.kind not in "iu":
-        raise InputError(f"{name} must be whole numbers; these are {array.dtype}")
+    if array.size and (array.dtype.kind not in "iu" or holds_bool(values)):
+        found = array.dtype if array.dtype.kind not in "iu" else "partly bool"
+        raise InputError(f"{name} must be whole numbers; these are {found}")
     return array
+
+
+def holds_bool(values):
+    """Return whether a bool is among listed numbers: NumPy would take it for 0 or 1."""
+    if isinstance(values, list | tuple):
+        return any(map(holds_bool, values))
+    return isinstance(values, bool | np.bool_)

@@ -35,7 +35,8 @@ def replaced(**functions):
     Parameters
     ----------
     **functions : function
-        Each under the name of the one it stands in for.
+        Each under the name of the one it stands in for. One that calls the original calls its
+        ``__wrapped__``, such as ``linear.__wrapped__``: `linear` would be itself.
 
     Raises
     ------
@@ -50,6 +51,9 @@ def replaced(**functions):
     unknown = functions.keys() - _names
     if unknown:
         raise InputError(f"{min(unknown)} cannot be replaced; {', '.join(sorted(_names))} can")
+    for name, function in functions.items():
+        if not callable(function):
+            raise InputError(f"{name} is replaced by {function!r}; give a function")
     token = _replacements.set(_replacements.get({}) | functions)
     try:
         yield
