@@ -367,8 +367,9 @@ def test_a_difference_shrinks_a_millionfold_in_float64_or_is_no_rounding():
     for difference, exact, rounding in (
         (1e-3, 1e-11, True),
         (1e-3, 1e-8, False),
-        (0.5, 4e-7, True),
-        (0.5, 6e-7, False),
+        (0.05, 4e-8, True),
+        (0.05, 6e-8, False),
+        (0.5, 0.0, False),
         (np.nan, 0.0, False),
         (np.inf, 0.0, False),
         (1e-3, np.nan, False),
@@ -608,7 +609,7 @@ def test_a_fault_of_float32_alone_is_no_rounding():
 
     found = lockstep(MODELS["float32"], [Pass.of([1, 2, 3])], cache=Only32).divergence
     assert found.place == Place(0, 0, "keys")
-    assert found.difference > 0.01 > found.exact_difference
+    assert found.difference > 0.1 > found.exact_difference
 
 
 def test_another_dtype_on_one_path_is_a_difference():

@@ -17,7 +17,7 @@ from .plain import number
 # What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
 # difference in float32 is judged in float64.
 ROUNDING = {"float32": 1e-5, "float64": 1e-10}
-MOST = 1e-2  # of a value's largest number: no rounding goes further, whatever float64 says
+MOST = 0.1  # of a value's largest number: no rounding goes further, whatever float64 says
 SHRUNK = 1e-6  # of a difference in float32: float64 leaves less of it if it is rounding
 HIDDEN = 1e30  # scores this low are hidden, not measured
 AHEAD = 4  # values that a run may be ahead of the other
