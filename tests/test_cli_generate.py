@@ -531,10 +531,14 @@ def test_a_failure_on_the_way_keeps_the_text_so_far_and_is_one_line(capsys, monk
 
 
 def run(*arguments, **options):
-    """Start the command as a program of its own, with one thread."""
+    """Start the command as a program of its own, with one thread, that Ctrl-C reaches.
+
+    A shell lets what it starts in the background ignore Ctrl-C, and with it what that starts.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "minineo.cli", "generate", STORY, *arguments],
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
     )
 
