@@ -344,3 +344,9 @@ def test_a_picture_needs_no_backend_of_a_notebook(tmp_path):
 def test_a_prompt_cannot_steer_the_terminal(capsys):
     _, out, _ = call(capsys, "compare", "a\x1b[31mb", "--new-tokens", "2")
     assert "\x1b" not in out
+
+
+def test_no_column_is_cut_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = call(capsys, "compare", STORY, "--new-tokens", "2")
+    assert all(word in out for word in ("differ", "lead", "same", "yes"))

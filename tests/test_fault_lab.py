@@ -461,3 +461,8 @@ def test_a_fault_turns_the_suite_red(name):
     done = suite(name)
     assert done.returncode == 1, done.stdout
     assert " failed" in done.stdout
+
+
+def test_a_context_too_short_for_any_fault_is_refused():
+    with pytest.raises(InputError, match="a context of 9 or more; this is 8"):
+        run_fault(random_model(max_position_embeddings=8), "slot-zero", [1, 2, 3])

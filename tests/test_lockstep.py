@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import random_ids, random_model, random_weights, run
 
-from minineo import Config, KVCache, Model, Recompute, Trace, load
+from minineo import Config, InputError, KVCache, Model, Recompute, Trace, load
 from minineo.device import choose
 from minineo.study.lockstep import (
     ROUNDING,
@@ -620,3 +620,9 @@ def test_another_dtype_on_one_path_is_a_difference():
 
     found = lockstep(MODELS["float32"], [Pass.of([1, 2, 3])], cache=Wide).divergence
     assert found.place == Place(0, 0, "keys")
+
+
+@pytest.mark.parametrize("passes", [[], [Pass.of([1, 2]), Pass.of([1], [2])]])
+def test_passes_that_do_not_fit_each_other_are_refused(passes):
+    with pytest.raises(InputError, match="the same number of rows"):
+        lockstep(MODELS["float64"], passes)

@@ -30,12 +30,22 @@ PlotOption = Annotated[
 ]
 
 
+COLUMNS = 80  # that every table fits into
+
+
 class ReaderGoneError(Exception):
     """Whoever read the output, such as `head`, has seen enough."""
 
 
 class Screen(Console):
-    """A console that leaves a broken pipe to `main`."""
+    """A console that leaves a broken pipe to `main`, and is never narrower than a table.
+
+    What a narrow terminal wraps can still be read; what is cut to its width is lost.
+    """
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.width = max(self.width, COLUMNS)
 
     def on_broken_pipe(self):
         """Stop printing."""

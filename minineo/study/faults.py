@@ -565,11 +565,16 @@ def run_fault(
         If there is no such fault, or the prompt leaves no room for it.
     """
     fault, ids = find_fault(name), model.encode(prompt)
-    room = model.config.context - len(ids) - OTHER_PROMPT
+    context = model.config.context
+    if context < OTHER_PROMPT + 4:
+        raise InputError(
+            f"a fault needs a context of {OTHER_PROMPT + 4} or more; this is {context}"
+        )
+    room = context - len(ids) - OTHER_PROMPT
     count = min(whole(max_new_tokens, "max_new_tokens"), room)
     if count < 2 or len(ids) < 2:
         raise InputError(
-            f"a fault needs a prompt of 2 to {model.config.context - OTHER_PROMPT - 2} tokens and "
+            f"a fault needs a prompt of 2 to {context - OTHER_PROMPT - 2} tokens and "
             f"2 new ones to show; these are {len(ids)} and {max_new_tokens}"
         )
     prompt_passes = fault.scenario.feed(ids)

@@ -11,7 +11,7 @@ from threading import Event, Thread
 import numpy as np
 
 from ..checkpoints import Model
-from ..transformer import KVCache, Recompute, Weights, forward, silent
+from ..transformer import InputError, KVCache, Recompute, Weights, forward, silent
 from .plain import number
 
 # What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
@@ -156,7 +156,14 @@ def lockstep(
     Returns
     -------
     Lockstep
+
+    Raises
+    ------
+    InputError
+        If there is no pass, or passes have different numbers of rows.
     """
+    if not passes or len({len(each.counts) for each in passes}) > 1:
+        raise InputError("passes must be one or more, all with the same number of rows")
     given = passes, cache, change, prepare, spare
     runs = Runs(model, *given)
     judge: Runs | None = None
