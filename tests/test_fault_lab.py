@@ -282,7 +282,7 @@ def test_compare_with_a_fault_says_what_where_and_what_becomes_of_the_text(capsy
     ("name", "words"),
     [
         ("window-too-wide", "It is seen on one path and hidden on the other."),
-        ("newest-dropped", "Its shapes differ."),
+        ("newest-dropped", "Its shapes or dtypes differ."),
         ("first-position", "It differs by 0.067 of its size; rounding explains 1e-05."),
         ("first-position", "In float64, where rounding all but vanishes, it differs by 0.067."),
         ("first-position", "The 80 values before it do not differ at all."),
