@@ -157,7 +157,7 @@ def test_a_changed_file_is_read_or_refused(scratch, way, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way[0]}, {way[1].__name__}")
 @given(changes=CHANGES)
-@settings(relaxed, max_examples=2_500)
+@settings(relaxed, max_examples=1_500)
 def test_a_changed_file_is_read_or_refused_for_minutes(scratch, way, changes):
     fuzz(scratch, way, changes)
 
