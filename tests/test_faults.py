@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate", "batch"]
 SUITES = [SMALL, ["reference"]]  # the second takes seconds to start: only what passes the first
@@ -290,7 +289,7 @@ FAULTS = {
         (BATCH, "logits[place, -1]", "logits[0, -1]"),
     ],
     "batch: the choice is told a neighbour's tokens": [
-        (BATCH, "self.request.choose(logits, self.ids)", "self.request.choose(logits, self.told)"),
+        (BATCH, "choose(logits, tuple(self.ids))", "choose(logits, tuple(self.told))"),
         (
             BATCH,
             "            steps = []\n",
@@ -335,12 +334,25 @@ FAULTS = {
         (BATCH, "max(self.max_new_tokens, 1) - 1", "self.max_new_tokens"),
     ],
     "batch: what broke off is gone on with": [
-        (BATCH, "        if self._broken:\n", "        if False:\n"),
+        (
+            BATCH,
+            "        if self._broken:\n            raise InputError(BROKEN_OFF)\n        self._broken",
+            "        self._broken",
+        ),
     ],
     "batch: rows that have tokens take part while others wait": [
         (BATCH, "        start = waiting.index(True)\n", "        start = 0\n"),
     ],
 }
+
+
+def put_in(fault, package):
+    """Put a fault into the code in a folder."""
+    for file, old, new in fault:
+        path = package / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, old
+        path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 @pytest.fixture
@@ -352,11 +364,7 @@ def suite(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
 
     def run(fault=()):
-        for file, old, new in fault:
-            path = tmp_path / "minineo" / file
-            text = path.read_text(encoding="utf-8")
-            assert text.count(old) == 1, old
-            path.write_text(text.replace(old, new), encoding="utf-8")
+        put_in(fault, tmp_path / "minineo")
         for names in SUITES:
             files = [f"tests/test_{name}.py" for name in names]
             done = subprocess.run(
@@ -374,11 +382,24 @@ def suite(tmp_path):
     return run
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_its_place_in_the_code(name, tmp_path):
+    files = {file for file, _, _ in FAULTS[name]}
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "minineo" / file, tmp_path / file)
+    put_in(FAULTS[name], tmp_path)
+    for file in files:
+        compile((tmp_path / file).read_text(encoding="utf-8"), file, "exec")
+
+
+@pytest.mark.slow
 def test_without_a_fault_the_suite_is_green(suite):
     done = suite()
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_the_suite_red(suite, name):
     done = suite(FAULTS[name])
