@@ -3,8 +3,9 @@
 import ctypes
 import re
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distributions
 from textwrap import shorten
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from .cuda.kernels import kernels
 from .transformer import Config, InputError
 
 # Below both, a product is too small to be shared out: on one core it takes less time than a thread
@@ -80,12 +82,15 @@ class Device:
         CuPy, on a GPU.
     index : int or None
         The number of the GPU. With None, work goes to whichever GPU is current.
+    kernels : mapping
+        Functions that stand in for the replaceable ones of their names on this device.
     """
 
     name: str
     why: str = ""
     cupy: Any = None
     index: int | None = None
+    kernels: Mapping = field(default_factory=dict, compare=False)
 
     def selected(self) -> AbstractContextManager:
         """Return a context in which this thread computes, and makes new arrays, on this device.
@@ -203,7 +208,7 @@ def choose(name="auto"):
     else:
         cupy.cuda.Device(index).use()
         named = "cuda" if name in ("auto", "cuda") else f"cuda:{index}"
-        return Device(named, cupy=cupy, index=index)
+        return Device(named, cupy=cupy, index=index, kernels=kernels(cupy))
     if name == "auto":
         said = shorten(said, 80, placeholder=" ...")
         return Device("cpu", why=f"no CUDA GPU in use: {what} ({said})")

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import random_ids, random_weights, tiny_config
 
-from minineo import KVCache, Trace, forward
+from minineo import KVCache, Model, Trace, forward
 from minineo.cuda import kernels
+from minineo.device import Device
 from minineo.transformer import Recompute, attention, functions, replaceable
 from minineo.transformer.replaceable import replaced
 
@@ -351,17 +352,11 @@ def test_a_traced_call_is_the_plain_function(gpu, monkeypatch):
     assert stand_in(*inputs) == inputs
 
 
-def test_nothing_is_compiled_before_it_is_called():
-    assert kernels.kernels(None).keys() >= {"attend", "gelu_new", "layer_norm", "linear"}
+def test_every_function_that_can_be_replaced_is_and_nothing_is_compiled_before_it_is_called():
+    assert kernels.kernels(None).keys() == replaceable._names
 
 
 # whole passes
-
-
-def stand_ins(gpu):
-    """The stand-ins of all functions that can be replaced."""
-    found = kernels.kernels(gpu.cupy)
-    return {name: found[name] for name in found.keys() & replaceable._names}
 
 
 def logits_of_passes(config, weights):
@@ -379,7 +374,7 @@ def logits_of_passes(config, weights):
 def test_passes_with_kernels_are_those_without(gpu, few_threads, dtype):
     config = tiny_config()
     weights = random_weights(config, dtype)
-    with replaced(**stand_ins(gpu)):
+    with replaced(**kernels.kernels(gpu.cupy)):
         got = logits_of_passes(config, put_weights(weights, gpu))
     for mine, want in zip(got, logits_of_passes(config, in_float64(weights)), strict=True):
         assert roundings(mine._data, want) <= ROUNDINGS_OF_A_PASS
@@ -388,7 +383,7 @@ def test_passes_with_kernels_are_those_without(gpu, few_threads, dtype):
 def test_a_naive_pass_with_kernels_is_one_without(gpu, few_threads):
     config = tiny_config()
     tokens, weights = random_ids(config, 1, 20), random_weights(config, "float32")
-    with replaced(**stand_ins(gpu)):
+    with replaced(**kernels.kernels(gpu.cupy)):
         got = forward(tokens, put_weights(weights, gpu), config, Recompute())
     want = forward(tokens, in_float64(weights), config, Recompute())
     assert roundings(got._data, want) <= ROUNDINGS_OF_A_PASS
@@ -412,19 +407,37 @@ def decode_step(gpu, dtype):
     return Counter(launch.name for launch in gpu.launches)
 
 
-@pytest.mark.skipif(
-    "add_linear" not in replaceable._names, reason="transformer/ has no place for add_linear yet"
-)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_decode_step_of_the_125m_shape_needs_at_most_200_launches(few_threads, dtype):
     gpu = Gpu()
-    with replaced(**stand_ins(gpu)):
+    with replaced(**kernels.kernels(gpu.cupy)):
         launches = decode_step(gpu, dtype)
     assert launches.total() <= 200
     assert launches["attend"] == 12
     assert launches["layer_norm"] == 25
     assert gpu.downloads == gpu.synchronisations == 0
     assert gpu.uploads == 2  # tokens and positions
+
+
+@pytest.mark.parametrize(
+    ("replacements", "options", "plain"),
+    [
+        ({}, {}, False),
+        ({}, {"trace": Trace("final")}, True),
+        ({"attend": attention.attend}, {}, True),
+    ],
+    ids=["alone", "traced", "with another function put in"],
+)
+def test_a_model_uses_its_kernels_where_nothing_else_is_asked_for(
+    few_threads, replacements, options, plain
+):
+    gpu, config = Gpu(), tiny_config()
+    device = Device("cuda", kernels=kernels.kernels(gpu.cupy))
+    weights = put_weights(random_weights(config, "float32"), gpu)
+    with replaced(**{name: each.__wrapped__ for name, each in replacements.items()}):
+        Model("small", config, weights, None, device).forward([[1]], Recompute(), **options)
+    names = {launch.name for launch in gpu.launches}
+    assert bool(names & kernels.kernels(None).keys()) is not plain
 
 
 # what the tests above would see

@@ -85,7 +85,7 @@ FAULTS = {
         ),
     ],
     "attention: output bias forgotten": [
-        (ATTENTION, "weights.output, weights.output_bias)", "weights.output)"),
+        (MODEL, "attn.output, attn.output_bias)", "attn.output, 0)"),
     ],
     "attention: query bias invented": [
         (ATTENTION, "linear(x, weights.query)", "linear(x, weights.query, weights.output_bias)"),
@@ -94,10 +94,10 @@ FAULTS = {
         (CONFIG, "if width % n_heads:", "if False:"),
     ],
     "mlp: up bias forgotten": [
-        (MODEL, "weights.up, weights.up_bias", "weights.up"),
+        (MODEL, "mlp.up, mlp.up_bias", "mlp.up, 0"),
     ],
     "mlp: down bias forgotten": [
-        (MODEL, "weights.down, weights.down_bias", "weights.down"),
+        (MODEL, "mlp.down, mlp.down_bias", "mlp.down, 0"),
     ],
     "mlp: sigmoid form of GELU": [
         (FUNCTIONS, "    y *= 0.044715 * a\n    y += a\n", "    y[...] = -1.702\n"),

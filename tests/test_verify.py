@@ -174,7 +174,7 @@ FAULTS = {  # what is put in, and the first value that must differ
         patch_attend(lambda q, k, v, p, window: (q, k, np.roll(v, 1, axis=2), p, window)),
         (0, "after"),
     ),
-    "gelu without tanh": ([(transformer, "gelu_new", erf_gelu)], (0, "after")),
+    "gelu without tanh": ([(functions, "gelu_new", erf_gelu)], (0, "after")),
     "eps 1e-6": (patch_norm(lambda x, s, b, eps: (x, s, b, 1e-6)), (0, "pattern")),
     "bits lost in float32 alone": (patch_norm(cut_in_float32), (0, "pattern")),
     "positions one too far": (

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 from ..device import Device, choose
 from ..transformer import Config, InputError, Weights, forward
 from ..transformer.model import check_ids
+from ..transformer.replaceable import anything_replaced, replaced
+from ..transformer.trace import Silent, silent
 from . import hub
 from .find import existing_folder, find, hub_name
 from .read import read_config, read_weights
@@ -45,6 +47,8 @@ class Model:
     def forward(self, tokens, cache, **options):
         """Make one pass of new tokens, as `minineo.forward` does, the way that suits the device.
 
+        A pass that is traced, or in which anything is replaced already, runs without kernels.
+
         Parameters
         ----------
         tokens : array of int [batch, new]
@@ -56,7 +60,9 @@ class Model:
         -------
         logits : array [batch, 1 or new, vocab]
         """
-        with self.device.threads(self.config, np.size(tokens)):
+        plain = anything_replaced() or not isinstance(options.get("trace", silent), Silent)
+        stand_ins = {} if plain else self.device.kernels
+        with self.device.threads(self.config, np.size(tokens)), replaced(**stand_ins):
             return forward(tokens, self.weights, self.config, cache, **options)
 
     def encode(self, prompt, special=True):

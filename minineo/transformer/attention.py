@@ -32,6 +32,7 @@ def attention(x, weights, cache, layer, positions, window, n_heads, trace=silent
     Returns
     -------
     array [batch, new, width]
+        What each new token has found: the mixed values of its heads, side by side.
     """
     queries = split_heads(linear(x, weights.query), n_heads)  # [batch, heads, new, head_dim]
     new_keys = split_heads(linear(x, weights.key), n_heads)  # [batch, heads, new, head_dim]
@@ -40,7 +41,7 @@ def attention(x, weights, cache, layer, positions, window, n_heads, trace=silent
     trace(queries=queries, new_keys=new_keys, new_values=new_values, keys=keys, values=values)
     mixed = attend(queries, keys, values, positions, window, trace)  # [batch, heads, new, head_dim]
     trace(mixed=mixed)
-    return linear(merge_heads(mixed), weights.output, weights.output_bias)  # [batch, new, width]
+    return merge_heads(mixed)  # [batch, new, width]
 
 
 @replaceable

@@ -1,4 +1,4 @@
-"""The four functions that a GPT-Neo is made of, besides attention.
+"""The functions that a GPT-Neo is made of, besides attention.
 
 They accept NumPy or CuPy arrays and keep the dtype they are given.
 """
@@ -87,6 +87,22 @@ def gelu_new(x):
     np.exp(y, out=y)
     y += 1
     return np.divide(x, y, out=y)
+
+
+@replaceable
+def linear_gelu(x, weight, bias):
+    """Multiply every vector by a matrix, and keep what the activation lets through.
+
+    Parameters and result are those of `linear`. This function and `add_linear` have names of
+    their own because a GPU adds the bias and does what follows at once.
+    """
+    return gelu_new(linear(x, weight, bias))
+
+
+@replaceable
+def add_linear(residual, x, weight, bias):
+    """Multiply every vector by a matrix, and add the result to the residual [..., out]."""
+    return residual + linear(x, weight, bias)
 
 
 def softmax(scores):

@@ -4,7 +4,7 @@ import numpy as np
 
 from .attention import attention
 from .config import InputError
-from .functions import gelu_new, layer_norm, linear
+from .functions import add_linear, layer_norm, linear, linear_gelu
 from .trace import silent
 
 
@@ -71,6 +71,9 @@ def embed(tokens, positions, weights):
 def block(before, weights, config, cache, layer, positions, trace=silent):
     """One layer: attention between the tokens, then the mlp on each; both add to the residual.
 
+    What attention finds, and what the mlp makes of each token in `inner` numbers, goes through a
+    last matrix on its way into the residual.
+
     Parameters
     ----------
     before : array [batch, new, width]
@@ -86,23 +89,18 @@ def block(before, weights, config, cache, layer, positions, trace=silent):
     -------
     array [batch, new, width]
     """
-    window = config.windows[layer]
+    attn, mlp, window = weights.attention, weights.mlp, config.windows[layer]
+
     normed_1 = layer_norm(before, *weights.norm_1, config.eps)  # [batch, new, width]
     trace(before=before, normed_1=normed_1)
-    attended = attention(
-        normed_1, weights.attention, cache, layer, positions, window, config.n_heads, trace
-    )  # [batch, new, width]
-    middle = before + attended
+    found = attention(normed_1, attn, cache, layer, positions, window, config.n_heads, trace)
+    middle = add_linear(before, found, attn.output, attn.output_bias)  # [batch, new, width]
+
     normed_2 = layer_norm(middle, *weights.norm_2, config.eps)  # [batch, new, width]
-    after = middle + mlp(normed_2, weights.mlp)
+    inner = linear_gelu(normed_2, mlp.up, mlp.up_bias)  # [batch, new, inner]
+    after = add_linear(middle, inner, mlp.down, mlp.down_bias)  # [batch, new, width]
     trace(middle=middle, normed_2=normed_2, after=after)
     return after
-
-
-def mlp(x, weights):
-    """Widen each vector, keep what the activation lets through, narrow it again."""
-    inner = gelu_new(linear(x, weights.up, weights.up_bias))  # [batch, new, inner]
-    return linear(inner, weights.down, weights.down_bias)  # [batch, new, width]
 
 
 def check_input(tokens, counts, config, cache, dtype):

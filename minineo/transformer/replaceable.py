@@ -26,6 +26,11 @@ def replaceable(function):
     return call
 
 
+def anything_replaced():
+    """Whether anything stands in for a function, in this thread."""
+    return bool(_replacements.get({}))
+
+
 @contextmanager
 def replaced(**functions):
     """Put other functions in the places of replaceable ones, inside a `with` block.
