@@ -17,6 +17,7 @@ from threadpoolctl import ThreadpoolController
 
 from .cuda.kernels import kernels
 from .transformer import Config, InputError
+from .transformer.trace import Silent, silent
 
 # Below both, a product is too small to be shared out: on one core it takes less time than a thread
 # may need to wake, and a hundredth of it where another program keeps a core busy.
@@ -83,7 +84,8 @@ class Device:
     index : int or None
         The number of the GPU. With None, work goes to whichever GPU is current.
     kernels : mapping
-        Functions that stand in for the replaceable ones of their names on this device.
+        Functions that stand in for the replaceable ones of their names on this device. Empty on
+        the CPU, and on a GPU where the plain operations are wanted.
     """
 
     name: str
@@ -144,6 +146,30 @@ class Device:
             free, total = self.cupy.cuda.runtime.memGetInfo()
             return Memory(self.cupy.get_default_memory_pool().used_bytes(), free, total)
 
+    @contextmanager
+    def range(self, name: str):
+        """Give what a GPU is told to do inside a `with` block a name, for Nsight Systems to show."""
+        if self.cupy is None:
+            yield
+        else:
+            self.cupy.cuda.nvtx.RangePush(name)
+            try:
+                yield
+            finally:
+                self.cupy.cuda.nvtx.RangePop()
+
+    @contextmanager
+    def profiled(self, trace):
+        """Yield a trace that names layers and attention for Nsight Systems, if this one is silent."""
+        if self.cupy is None or trace is not silent:
+            yield trace
+        else:
+            ranges = Ranges(self.cupy.cuda.nvtx)
+            try:
+                yield ranges
+            finally:
+                ranges.close()
+
     def threads(self, config: Config, tokens: int) -> AbstractContextManager:
         """Return a context for a pass of so many tokens: NumPy uses one core if the pass is small.
 
@@ -155,6 +181,38 @@ class Device:
         matrix = config.width * config.inner
         small = matrix <= SMALL_MATRIX and matrix * tokens <= SMALL_PRODUCT
         return _one_core() if small and self.cupy is None else self.selected()
+
+
+class Ranges(Silent):
+    """A trace that keeps nothing, and tells a profiler where a layer and its attention begin."""
+
+    def __init__(self, nvtx):
+        self._nvtx, self._open = nvtx, 0
+
+    def within(self, name):
+        """Begin a layer."""
+        self._begin("layer")
+        return self
+
+    def __call__(self, **values):
+        """Begin attention where its input is made, and end what is at its end."""
+        if "normed_1" in values:
+            self._begin("attention")
+        elif "mixed" in values or "after" in values:
+            self._end()
+
+    def close(self):
+        """End what an error has left open."""
+        while self._open:
+            self._end()
+
+    def _begin(self, name):
+        self._nvtx.RangePush(name)
+        self._open += 1
+
+    def _end(self):
+        self._nvtx.RangePop()
+        self._open -= 1
 
 
 @contextmanager
@@ -177,7 +235,7 @@ def _blas():
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
-def choose(name="auto"):
+def choose(name="auto", use_kernels=True):
     """Return a device that works, by name.
 
     A GPU becomes this thread's current one, so that new arrays are made there.
@@ -187,6 +245,8 @@ def choose(name="auto"):
     name : str
         "cpu"; "cuda", which is GPU 0; "cuda:1" for another GPU by its number; or "auto": "cuda"
         where it works, else the CPU.
+    use_kernels : bool, optional
+        Let fused kernels stand in for the functions they equal, on a GPU.
 
     Raises
     ------
@@ -208,7 +268,8 @@ def choose(name="auto"):
     else:
         cupy.cuda.Device(index).use()
         named = "cuda" if name in ("auto", "cuda") else f"cuda:{index}"
-        return Device(named, cupy=cupy, index=index, kernels=kernels(cupy))
+        stand_ins = kernels(cupy) if use_kernels else {}
+        return Device(named, cupy=cupy, index=index, kernels=stand_ins)
     if name == "auto":
         said = shorten(said, 80, placeholder=" ...")
         return Device("cpu", why=f"no CUDA GPU in use: {what} ({said})")

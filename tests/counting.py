@@ -65,6 +65,8 @@ class Counts:
     ----------
     launches : list of Launch
         In order. A matrix product that copies an operand first launches a "copy" for it.
+    ranges : list of str
+        The names of ranges begun, for a profiler, and "" for each that ended.
     uploads, downloads : int
         How often an array was brought from NumPy, or to it.
     synchronisations : int
@@ -76,7 +78,7 @@ class Counts:
 
     def clear(self):
         """Begin to count at 0."""
-        self.launches = []
+        self.launches, self.ranges = [], []
         self.uploads = self.downloads = self.synchronisations = 0
 
     def put(self, array, tag="other"):
@@ -105,7 +107,11 @@ class Counts:
     def cupy(self):
         """What `device.py` needs of the module `cupy`, for this device."""
         stream = SimpleNamespace(synchronize=self.wait)
-        cuda = SimpleNamespace(get_current_stream=lambda: stream)
+        nvtx = SimpleNamespace(
+            RangePush=lambda name: self.ranges.append(name),
+            RangePop=lambda: self.ranges.append(""),
+        )
+        cuda = SimpleNamespace(get_current_stream=lambda: stream, nvtx=nvtx)
         return SimpleNamespace(asarray=self.put, asnumpy=_asnumpy, cuda=cuda)
 
     def launch(self, name, inputs, output, flops=0):

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "device": {"transformer", "cuda"},
     "checkpoints": {"transformer", "device"},
     "generation": {"transformer", "device", "checkpoints"},
-    "study": {"transformer", "device", "checkpoints", "generation"},
+    "study": {"transformer", "cuda", "device", "checkpoints", "generation"},
     "__init__": {"transformer", "device", "checkpoints", "generation", "study"},
     "cli": {"transformer", "device", "checkpoints", "generation", "study", "__init__"},
 }

@@ -10,7 +10,9 @@ import pytest
 from minineo.cuda.kernels import SOURCE, TYPES, options
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
-KERNELS = {"layer_norm", "gelu_new", "linear", "linear_gelu", "add_linear", "attend", "softmax"}
+KERNELS = {
+    "layer_norm", "gelu_new", "linear", "linear_gelu", "add_linear", "append", "attend", "softmax",
+}  # fmt: skip
 
 
 def compilers():

@@ -11,20 +11,22 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from counting import CountingArray, Counts, Launch, put_weights
+from counting import CountingArray, Counts, Launch, put_weights, tag_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import random_ids, random_weights, tiny_config
 
-from minineo import KVCache, Model, Trace, forward
+from minineo import KVCache, Model, Trace, forward, generate, generate_batch
 from minineo.cuda import kernels
 from minineo.device import Device
+from minineo.study.costs import launches
 from minineo.transformer import Recompute, attention, functions, replaceable
 from minineo.transformer.replaceable import replaced
 
@@ -75,7 +77,9 @@ class Gpu(Counts):
             library = compiled(code, options)
             return SimpleNamespace(get_function=lambda name: partial(self.run, library, name))
 
-        return SimpleNamespace(RawModule=raw_module)
+        cupy = super().cupy
+        cupy.RawModule = raw_module
+        return cupy
 
     def run(self, library, name, grid, block, arguments, *, shared_mem=0):
         arrays = [each for each in arguments if isinstance(each, CountingArray)]
@@ -214,6 +218,38 @@ def test_gelu_has_its_limits_at_both_ends(gpu, dtype):
     x = np.array([-6e4, -50, -11, -0.0, 11, 50, 6e4], dtype)
     got = call(gpu, "gelu_new", x)
     np.testing.assert_allclose(got, [0, 0, 0, 0, 11, 50, 6e4], atol=1e-6)
+
+
+# the cache
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("new", [1, 3])
+def test_append_to_rows_of_different_lengths_up_to_the_last_slot(gpu, dtype, new, monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_ROWS", 2)
+    monkeypatch.setattr(kernels, "POSITIONS", np.dtype([("of", np.int64, 2)]))
+    lengths = np.array([0, 4, 8, 7, 2])  # of 9 slots: padding reaches past the last one
+    new_keys, new_values = (
+        attention.split_heads(each, 3) for each in normal(dtype, 2, 5, new, 3 * 5)
+    )
+    want = normal(dtype, 2, 5, 3, 9, 5, seed=1)
+    got = [gpu.put(each) for each in want]
+    kernels.plain_append(*want, new_keys, new_values, lengths)
+    gpu.clear()
+    device = [CountingArray(each, gpu) for each in (new_keys, new_values)]
+    kernels.kernels(gpu.cupy)["append"](*got, *device, lengths)
+    assert [launch.name for launch in gpu.launches] == ["append"] * 3
+    for mine, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine._data, other)
+
+
+def test_keys_and_values_that_are_laid_out_in_two_ways_are_appended_all_the_same(gpu):
+    keys, values = gpu.put(np.zeros((1, 2, 4, 3))), gpu.put(np.zeros((1, 4, 2, 3))).swapaxes(1, 2)
+    new = gpu.put(np.ones((1, 2, 1, 3)))
+    kernels.kernels(gpu.cupy)["append"](keys, values, new, new, np.array([2]))
+    for array in (keys, values):
+        assert array._data[:, :, 2].all()
+        assert array._data.sum() == 6
 
 
 # attention
@@ -396,27 +432,107 @@ def in_float64(weights):
     return weights.astype("float64")
 
 
-def decode_step(gpu, dtype):
-    """Make a decode step of the depth of the 125M shape and return the names of its launches."""
-    config = tiny_config(num_layers=12, attention_types=[[["global", "local"], 6]])
+def on_gpu(config, dtype="float32", use_kernels=True):
+    """A model on a device that counts, and that device."""
+    gpu = Gpu()
+    stand_ins = kernels.kernels(gpu.cupy) if use_kernels else {}
+    device = Device("cuda", cupy=gpu.cupy, kernels=stand_ins)
     weights = put_weights(random_weights(config, dtype), gpu)
-    cache = KVCache(config, 1, 21, like=weights.token_embedding)
-    forward(random_ids(config, 1, 20), weights, config, cache)
-    gpu.clear()
-    forward(random_ids(config, 1, 1), weights, config, cache)
+    return Model("small", config, weights, None, device), gpu
+
+
+def names(gpu):
     return Counter(launch.name for launch in gpu.launches)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_decode_step_of_the_125m_shape_needs_at_most_200_launches(few_threads, dtype):
-    gpu = Gpu()
-    with replaced(**kernels.kernels(gpu.cupy)):
-        launches = decode_step(gpu, dtype)
-    assert launches.total() <= 200
-    assert launches["attend"] == 12
-    assert launches["layer_norm"] == 25
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_decode_step_of_12_layers_needs_162_launches_however_many_rows(few_threads, dtype, rows):
+    model, gpu = on_gpu(
+        tiny_config(num_layers=12, attention_types=[[["global", "local"], 6]]), dtype
+    )
+    cache = KVCache(model.config, rows, 22, like=model.weights.token_embedding)
+    cache.advance(np.arange(20, 20 - rows, -1))
+    gpu.clear()
+    model.forward(random_ids(model.config, rows, 1), cache)
+    products = 12 * 6 + 1  # query, key, value, output, up, down; and the unembedding
+    assert names(gpu) == {
+        "layer_norm": 25,
+        "matmul": products,
+        "append": 12,
+        "attend": 12,
+        "add_linear": 24,
+        "linear_gelu": 12,
+        "take": 2,
+        "add": 1,
+        "stack": 1,
+    }
+    assert len(gpu.launches) == 162 == launches(model.config, 1, kernels=True)
     assert gpu.downloads == gpu.synchronisations == 0
     assert gpu.uploads == 2  # tokens and positions
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("new", [1, 2, 9])
+def test_launches_with_kernels_are_those_of_the_real_code(few_threads, monkeypatch, cached, new):
+    monkeypatch.setattr(kernels, "QUERY_ROWS", 4)
+    model, gpu = on_gpu(tiny_config())
+    cache = KVCache(model.config, 1, 9, model.weights.token_embedding) if cached else Recompute()
+    gpu.clear()
+    model.forward(random_ids(model.config, 1, new), cache)
+    found = names(gpu)
+    del found["copy"]
+    assert found.total() == launches(model.config, new, cached=cached, kernels=True)
+
+
+@pytest.mark.parametrize("path", ["cached", "naive"])
+def test_a_run_waits_for_the_device_at_both_ends_of_a_step_and_brings_one_row_of_logits(
+    few_threads, path
+):
+    model, gpu = on_gpu(tiny_config())
+    steps = generate(model, [1, 2, 3], path=path, max_new_tokens=3, stop_at_end=False)
+    for index in range(3):
+        gpu.clear()
+        step = next(steps)
+        assert type(step.logits) is np.ndarray
+        assert (gpu.uploads, gpu.downloads) == (2, 1)
+        assert gpu.synchronisations == 3  # before and after the pass, and for its logits
+        layer = ["layer", "attention", "", ""]
+        assert gpu.ranges == ["prefill" if index == 0 else "decode", *4 * layer, ""]
+        assert not {"copy"} & names(gpu).keys() or path == "naive" or index == 0
+
+
+def test_rows_of_a_batch_on_the_device_are_those_on_the_cpu(few_threads):
+    prompts = [[5, 6, 7, 8, 9, 10], [1, 2]]
+    model, _ = on_gpu(tiny_config())
+    weights = random_weights(model.config, "float32")
+    on_cpu = Model("small", model.config, weights, None, Device("cpu"))
+    options = {"max_new_tokens": 4, "stop_at_end": False}
+    ours, theirs = (list(generate_batch(each, prompts, **options)) for each in (model, on_cpu))
+    for steps, twins in zip(ours, theirs, strict=True):
+        assert [step.token for step in steps] == [step.token for step in twins]
+        for step, twin in zip(steps, twins, strict=True):
+            np.testing.assert_allclose(step.logits, twin.logits, atol=2e-5)
+
+
+def test_a_step_without_kernels_copies_keys_and_values_and_with_them_nothing(few_threads):
+    for use_kernels in (True, False):
+        model, gpu = on_gpu(tiny_config(), use_kernels=use_kernels)
+        cache = tag_cache(KVCache(model.config, 1, 32, model.weights.token_embedding))
+        cache.advance(20)
+        gpu.clear()
+        model.forward([[1]], cache)
+        assert bool(gpu.copied("keys")) is not use_kernels
+        assert gpu.copied("weights") == 0
+
+
+def test_an_error_in_a_pass_ends_all_ranges(few_threads):
+    model, gpu = on_gpu(tiny_config())
+    stand_ins = model.device.kernels | {"attend": lambda *inputs: 1 / 0}
+    model = replace(model, device=replace(model.device, kernels=stand_ins))
+    with pytest.raises(ZeroDivisionError):
+        next(generate(model, [1, 2], max_new_tokens=1))
+    assert gpu.ranges == ["prefill", "layer", "attention", "", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -431,13 +547,10 @@ def test_a_decode_step_of_the_125m_shape_needs_at_most_200_launches(few_threads,
 def test_a_model_uses_its_kernels_where_nothing_else_is_asked_for(
     few_threads, replacements, options, plain
 ):
-    gpu, config = Gpu(), tiny_config()
-    device = Device("cuda", kernels=kernels.kernels(gpu.cupy))
-    weights = put_weights(random_weights(config, "float32"), gpu)
+    model, gpu = on_gpu(tiny_config())
     with replaced(**{name: each.__wrapped__ for name, each in replacements.items()}):
-        Model("small", config, weights, None, device).forward([[1]], Recompute(), **options)
-    names = {launch.name for launch in gpu.launches}
-    assert bool(names & kernels.kernels(None).keys()) is not plain
+        model.forward([[1]], Recompute(), **options)
+    assert bool(names(gpu).keys() & kernels.kernels(None).keys()) is not plain
 
 
 # what the tests above would see
@@ -452,6 +565,12 @@ FAULTS = {
         "no barrier after a sum": ("__syncthreads();\n    return", "return"),
     },
     "gelu_new": {"no guard at the tail": ("if (i < size)\n        result", "result")},
+    "append": {
+        "a slot too far": ("lengths.of[b] + t", "lengths.of[b] + t + 1"),
+        "the head of another": ("h * new_head", "b * new_head"),
+        "past the last slot": ("if (s < capacity)", "if (s <= capacity)"),
+        "keys for values": ("= new_values[from]", "= new_keys[from]"),
+    },
     "linear": {"the bias of another column": ("bias[i % width]", "bias[i / width]")},
     "attend": {
         "a slot too many": ("position - first + 1", "position - first + 2"),
@@ -494,6 +613,11 @@ def finds_fault(kernel, gpu):
             test_layer_norm(gpu, "float32", 100)
         elif kernel == "attend":
             test_one_query_in_each_row_of_rows_of_different_lengths(gpu, "float32", 70)
+        elif kernel == "append":
+            with pytest.MonkeyPatch.context() as patch:
+                test_append_to_rows_of_different_lengths_up_to_the_last_slot(
+                    gpu, "float32", 3, patch
+                )
         elif kernel == "softmax":
             check_attend(gpu, *attention_case("float32", np.arange(40, 50)[None]), 20)
         else:

@@ -144,7 +144,7 @@ FAULTS = {
     "cache: a write skipped": [
         (
             CACHE,
-            "            values[row, :, length : length + new] = new_values[row, :, :room]\n",
+            "        values[row, :, length : length + new] = new_values[row, :, :room]\n",
             "",
         ),
     ],

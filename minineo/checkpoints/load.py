@@ -60,10 +60,14 @@ class Model:
         -------
         logits : array [batch, 1 or new, vocab]
         """
-        plain = anything_replaced() or not isinstance(options.get("trace", silent), Silent)
-        stand_ins = {} if plain else self.device.kernels
-        with self.device.threads(self.config, np.size(tokens)), replaced(**stand_ins):
-            return forward(tokens, self.weights, self.config, cache, **options)
+        trace = options.pop("trace", silent)
+        plain = anything_replaced() or not isinstance(trace, Silent)
+        with (
+            self.device.threads(self.config, np.size(tokens)),
+            replaced(**({} if plain else self.device.kernels)),
+            self.device.profiled(trace) as trace,
+        ):
+            return forward(tokens, self.weights, self.config, cache, trace=trace, **options)
 
     def encode(self, prompt, special=True):
         """Turn a prompt into token ids.
@@ -135,7 +139,7 @@ class Model:
         return check_ids(encoded.ids, self.config).tolist()
 
 
-def load(name_or_path="tiny", device="auto", dtype="float32"):
+def load(name_or_path="tiny", device="auto", dtype="float32", use_kernels=True):
     """Load a model.
 
     Parameters
@@ -151,6 +155,9 @@ def load(name_or_path="tiny", device="auto", dtype="float32"):
     dtype : str, optional
         What is computed in, whatever the files hold: "float32", "float64" to tell rounding from
         a fault, or, on a GPU, "float16".
+    use_kernels : bool, optional
+        On a GPU, let fused kernels stand in for the functions they equal. Without them every
+        operation of the NumPy code is a kernel of its own, so that the gain can be measured.
 
     Returns
     -------
@@ -175,7 +182,7 @@ def load(name_or_path="tiny", device="auto", dtype="float32"):
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose {', '.join(DTYPES)}")
-    chosen = choose(device)
+    chosen = choose(device, use_kernels)
     if dtype == "float16" and chosen.name == "cpu":
         raise InputError(
             "float16 needs a GPU: BLAS, which multiplies matrices on a CPU, has no float16; "

@@ -116,6 +116,29 @@ extern "C" __global__ void add_linear(
 }
 
 
+// Write new keys and values into their storage: one thread for each number of the keys.
+extern "C" __global__ void append(
+    real *keys, real *values, const real *new_keys, const real *new_values,
+    Positions lengths, integer capacity, integer heads, integer added, integer head_dim,
+    integer row, integer head, integer slot,  // strides of the storage,
+    integer new_row, integer new_head, integer new_token,  // and of what is new
+    integer size)
+{
+    const integer n = integer(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (n >= size)
+        return;
+    const integer i = n % head_dim, h = n / head_dim % heads;
+    const integer t = n / head_dim / heads % added, b = n / head_dim / heads / added;
+    const integer s = lengths.of[b] + t;
+    if (s < capacity) {  // padding may reach past the last slot
+        const integer from = b * new_row + h * new_head + t * new_token + i;
+        const integer to = b * row + h * head + s * slot + i;
+        keys[to] = new_keys[from];
+        values[to] = new_values[from];
+    }
+}
+
+
 // Attention of one query in each row: one block for each head (x) and row (y). A block has at least
 // head_dim threads, and a multiple of LANES. `shared` holds the query, a number for each thread, and
 // the scores.

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..transformer import attention, functions
+from ..transformer import cache as kv_cache
 from ..transformer.trace import Silent, silent
 
 SOURCE = Path(__file__).with_name("kernels.cu")
@@ -53,7 +54,7 @@ def kernels(cupy):
         when they are first called, and kept by CuPy from one run to the next.
     """
     stand_ins = Kernels(cupy)
-    names = ("layer_norm", "gelu_new", "linear", "linear_gelu", "add_linear", "attend")
+    names = ("layer_norm", "gelu_new", "linear", "linear_gelu", "add_linear", "append", "attend")
     return {name: getattr(stand_ins, name) for name in names}
 
 
@@ -109,6 +110,20 @@ class Kernels:
         """`residual + linear(x, weight, bias)`: a product and one launch."""
         products = plain_linear(x, weight)
         return self._each("add_linear", products, in_rows(residual), products, bias, len(bias))
+
+    def append(self, keys, values, new_keys, new_values, lengths):
+        """`cache.append` in one launch, if keys and values are laid out alike."""
+        if keys.strides != values.strides or new_keys.strides != new_values.strides:
+            return plain_append(keys, values, new_keys, new_values, lengths)
+        batch, heads, new, head_dim = new_keys.shape
+        for start in range(0, batch, MAX_ROWS):
+            rows = slice(start, start + MAX_ROWS)
+            part = (keys[rows], values[rows], new_keys[rows], new_values[rows])
+            sizes = (keys.shape[2], heads, new, head_dim)
+            of_slot, of_new, size = strides(keys)[:3], strides(new_keys)[:3], part[2].size
+            arguments = (*part, by_value(lengths[rows]), *sizes, *of_slot, *of_new, size)
+            self._launch("append", keys, (-(-size // THREADS),), THREADS, arguments)
+        return None
 
     def attend(self, queries, keys, values, positions, window, trace=silent):
         """`attention.attend`: for one query in a row in one launch, else in blocks of queries.
@@ -171,6 +186,7 @@ class Kernels:
 
 plain_linear = functions.linear.__wrapped__
 plain_attend = attention.attend.__wrapped__
+plain_append = kv_cache.append.__wrapped__
 
 
 def total_dtype(array):

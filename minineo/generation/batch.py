@@ -219,7 +219,7 @@ class Batch:
             rows, cache = self._rows[start:stop], self.cache.rows(start, stop)
             held = (np.zeros(len(rows), int) + cache.lengths).tolist()  # 0 on the naive path
             new_ids = [row.ids[n:][: self._chunk] for row, n in zip(rows, held, strict=True)]
-            logits, seconds = self._forward(new_ids, cache)  # [batch, 1, vocab]
+            logits, seconds = self._forward(rows[0].phase, new_ids, cache)  # [batch, 1, vocab]
 
             steps = []
             for place, (row, new) in enumerate(zip(rows, map(len, new_ids), strict=True)):
@@ -241,7 +241,7 @@ class Batch:
         start = waiting.index(True)
         return start, [*waiting, False].index(False, start)
 
-    def _forward(self, new_ids, cache):
+    def _forward(self, phase, new_ids, cache):
         """Feed each row its new tokens; return the logits of the last ones, and the time."""
         model, counts = self.model, [len(ids) for ids in new_ids]
         tokens = np.zeros((len(counts), max(counts)), dtype=int)  # padded on the right
@@ -249,7 +249,8 @@ class Batch:
             row[: len(ids)] = ids
         model.device.synchronize()
         start = perf_counter()
-        logits = model.forward(tokens, cache, counts=counts, trace=self._trace)
+        with model.device.range(phase):
+            logits = model.forward(tokens, cache, counts=counts, trace=self._trace)
         model.device.synchronize()
         return logits, perf_counter() - start
 
@@ -285,9 +286,14 @@ class _Row:
         """Number of new tokens."""
         return len(self.ids) - len(self.request.ids)
 
+    @property
+    def phase(self):
+        """What the next pass is for this row: prefill until there is a new token."""
+        return "decode" if self.made else "prefill"
+
     def write(self, logits, token_bytes):
         """Choose the next token and return its step."""
-        index, length = self.made, len(self.ids)
+        index, phase, length = self.made, self.phase, len(self.ids)
         logits.flags.writeable = False  # they are the step's too
         token = one_token(self.request.choose(logits, tuple(self.ids)), self.config)
         self.ids.append(token)
@@ -297,7 +303,7 @@ class _Row:
         return Step(
             index=index,
             row=self.number,
-            phase="decode" if index else "prefill",
+            phase=phase,
             fed=fed,
             length=length,
             logits=logits,
@@ -340,4 +346,5 @@ def new_cache(model: Model, path: str, rows: int, capacity: int) -> Recompute | 
         raise InputError(f"unknown path {path!r}: choose {' or '.join(PATHS)}")
     if path == "naive":
         return Recompute()
-    return KVCache(model.config, rows, capacity, like=model.weights.token_embedding)
+    with model.device.selected():
+        return KVCache(model.config, rows, capacity, like=model.weights.token_embedding)

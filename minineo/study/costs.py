@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ..cuda import kernels as gpu
 from ..generation.batch import PATHS
 from ..transformer import Config, InputError, attention
 from ..transformer.cache import whole
+
+NORM, SOFTMAX, GELU = 11, 5, 7  # operations on arrays in `layer_norm`, `softmax`, `gelu_new`
 
 
 @dataclass(frozen=True)
@@ -315,6 +318,39 @@ def _passes(prompt, index, path, prefill_chunk):
         return [([1], [prompt + index - 1])]
     chunk = prompt if prefill_chunk is None else whole(prefill_chunk, "prefill_chunk", 1)
     return [([min(chunk, prompt - held)], [held]) for held in range(0, prompt, chunk)]
+
+
+def launches(config: Config, new: int, *, cached: bool = True, kernels: bool = False) -> int:
+    """Return how many operations on arrays a pass of one row calls.
+
+    On a GPU each is a kernel launched; the copies that CuPy's `matmul` makes of keys and values
+    come on top, where there are several queries or no fused kernels.
+
+    Parameters
+    ----------
+    config : Config
+    new : int
+        Number of tokens fed.
+    cached : bool, optional
+        Whether keys and values are written into a cache.
+    kernels : bool, optional
+        Whether fused kernels stand in for the functions they equal.
+    """
+    new = whole(new, "new", 1)
+    if kernels:
+        norm, projections, added, activated = 1, 3, 2, 2  # each product, and what follows at once
+        append = int(cached)
+        blocks = -(-new // gpu.QUERY_ROWS)
+        attend = 1 if new == 1 else 4 * blocks  # scores, softmax, mix and where it goes
+    else:
+        norm, projections, added, activated = NORM, 3, 3, 2 + GELU
+        append = 2 * cached
+        whole_blocks, rest = divmod(new, attention.QUERY_ROWS)
+        hiding = whole_blocks + (rest > 1)  # a query alone has nothing to hide
+        blocks = whole_blocks + (rest > 0)
+        attend = blocks * (1 + SOFTMAX + 2) + hiding
+    layer = norm + projections + append + attend + added + norm + activated + added
+    return 3 + config.n_layers * layer + 1 + norm + 1  # embed; the last token, norm, unembedding
 
 
 def layer_matrices(config):

@@ -16,7 +16,7 @@ from ..checkpoints import Model
 from ..transformer import Config, InputError, KVCache, forward, silent
 from ..transformer.attention import QUERY_ROWS, hide
 from ..transformer.cache import whole
-from ..transformer.functions import softmax
+from ..transformer.functions import softmax, wide
 from ..transformer.replaceable import replaced
 from .lockstep import Divergence, Lockstep, Pass, Place, lockstep
 from .plain import number
@@ -198,10 +198,11 @@ def attend_where(sees, scale=lambda queries: 1):
             seen = sees(distance, window, positions)
             used = np.flatnonzero(seen.any(axis=(0, 1))).tolist()
             slots = slice(used[0], used[-1] + 1)
-            scores = scale(queries) * queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
+            scaled = scale(queries) * wide(queries[:, :, rows])
+            scores = scaled @ wide(keys[:, :, slots]).swapaxes(-1, -2)
             hide(scores, ~seen[:, :, slots])
             pattern = softmax(scores)
-            mixed[:, :, rows] = pattern @ values[:, :, slots]
+            mixed[:, :, rows] = pattern @ wide(values[:, :, slots])
             trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)
         return mixed
 

@@ -212,8 +212,9 @@ class Runs:
         batch = len(passes[0].counts)
         self.ends = np.cumsum([each.counts for each in passes], axis=0)  # [passes, batch]
         capacity = min(int(self.ends[-1].max()) + spare, model.config.context)
-        self.cache = cache(model.config, batch, capacity, like=model.weights.token_embedding)
-        prepare(model, self.cache)
+        with model.device.selected():
+            self.cache = cache(model.config, batch, capacity, like=model.weights.token_embedding)
+            prepare(model, self.cache)
         self._made = 0
 
     def differences(self, step) -> dict[Place, float | None]:

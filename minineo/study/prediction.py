@@ -20,12 +20,12 @@ from ..transformer import Config, KVCache, attention
 from ..transformer.attention import hide
 from ..transformer.functions import gelu_new, layer_norm, softmax
 from . import costs
+from .costs import GELU, NORM, SOFTMAX, launches
 from .gpus import Processor
 from .hardware import matrices_by_layer
 
 REPEATS, BUDGET_SECONDS = 3, 0.3
 LAUNCH_SECONDS = 10e-6  # of one kernel on a GPU, from Python, about
-NORM, SOFTMAX, GELU = 11, 5, 7  # operations on arrays in `layer_norm`, `softmax`, `gelu_new`
 
 
 class RowRates(NamedTuple):
@@ -70,6 +70,8 @@ class Rates:
     waits : bool
         Whether the program waits for each operation before it begins the next. A GPU works
         while it launches: of the launches and the work, the longer counts.
+    kernels : bool
+        Whether fused kernels stand in for the functions they equal.
     """
 
     weight_bytes_per_second: float
@@ -77,6 +79,7 @@ class Rates:
     launch_seconds: float
     by_rows: tuple[RowRates, ...]
     waits: bool = True
+    kernels: bool = False
 
     def at(self, rows) -> RowRates:
         """Return the rates in passes of so many rows, between those that were measured."""
@@ -181,35 +184,12 @@ def predict(
             numbers += 2 * at.add_seconds * fed * config.width
         elif operation.name in ("norm_1", "norm_2"):
             numbers += at.norm_seconds * fed * config.width
-    called = launches(config, fed, cached=path != "naive") * rates.launch_seconds
+    calls = launches(config, fed, cached=path != "naive", kernels=rates.kernels)
+    called = calls * rates.launch_seconds
     if not rates.waits:
         called = max(0, called - weights - cache - products - numbers)
     repeated = (fed - 1) / fed if path == "naive" else 0.0
     return Prediction(called, weights, cache, products, numbers, repeated)
-
-
-def launches(config: Config, new: int, *, cached: bool = True) -> int:
-    """Return how many operations on arrays a pass of one row calls.
-
-    On a GPU each is a kernel launched; the copies that CuPy's `matmul` makes of keys and values
-    come on top.
-
-    Parameters
-    ----------
-    config : Config
-    new : int
-        Number of tokens fed.
-    cached : bool, optional
-        Whether keys and values are written into a cache.
-    """
-    whole_blocks, rest = divmod(new, attention.QUERY_ROWS)
-    hiding = whole_blocks + (rest > 1)  # a query alone has nothing to hide
-    blocks = whole_blocks + (rest > 0)
-    attend = blocks * (1 + SOFTMAX + 2) + hiding  # scores, softmax, mix and where it goes
-    attended = 3 + 2 * cached + attend + 2  # queries, keys, values; the output with bias
-    mlp = 2 + GELU + 2
-    layer = NORM + attended + 1 + NORM + mlp + 1  # each time, what comes is added
-    return 3 + config.n_layers * layer + 1 + NORM + 1  # embed; the last token, norm, unembedding
 
 
 def naive_pays_up_to(config: Config, rates: Rates, *, itemsize: int = 4) -> int:
@@ -269,6 +249,7 @@ def measure_rates(model: Model, lengths: Sequence[int]) -> Rates:
         launch,
         tuple(_row_rates(model, rows, launch) for rows in sorted(set(lengths))),
         waits=model.device.name == "cpu",
+        kernels=bool(model.device.kernels),
     )
 
 
@@ -348,7 +329,7 @@ def _launch_seconds(model):
         cache.crop(0)
         empty.forward([[0]], cache)
 
-    return _seconds(empty, 1, decode) / launches(small, 1)
+    return _seconds(empty, 1, decode) / launches(small, 1, kernels=bool(model.device.kernels))
 
 
 def _full(like, shape):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .functions import linear, softmax
+from .functions import linear, softmax, wide
 from .replaceable import replaceable
 from .trace import silent
 
@@ -82,13 +82,13 @@ def attend(queries, keys, values, positions, window, trace=silent):
         slots = slice(max(0, first - window + 1), min(last + 1, all_slots))
 
         # scores and pattern are [batch, heads, rows, slots]
-        scores = queries[:, :, rows] @ keys[:, :, slots].swapaxes(-1, -2)
+        scores = wide(queries[:, :, rows]) @ wide(keys[:, :, slots]).swapaxes(-1, -2)
         if first < last:  # a query alone sees all of these slots
             distance = positions[:, rows, None] - np.arange(slots.start, slots.stop)
             hidden = (distance < 0) | (distance >= window)  # [batch, rows, slots]
             hide(scores, hidden)
         pattern = softmax(scores)
-        mixed[:, :, rows] = pattern @ values[:, :, slots]
+        mixed[:, :, rows] = pattern @ wide(values[:, :, slots])
 
         trace.tile(rows, slots, (new, all_slots), scores=scores, pattern=pattern)
     return mixed

@@ -7,6 +7,7 @@ in every layer, and `advance` once at its end. A batch calls `rows` and `drop` b
 import numpy as np
 
 from .config import InputError
+from .replaceable import replaceable
 
 
 def whole(number, name, least=0):
@@ -40,6 +41,24 @@ class Recompute:
 
     def drop(self, row, last):
         """Forget nothing: nothing is remembered."""
+
+
+@replaceable
+def append(keys, values, new_keys, new_values, lengths):
+    """Append new keys and values to a layer's storage: in each row they lie behind its old ones.
+
+    Parameters
+    ----------
+    keys, values : array [batch, heads, capacity, head_dim]
+    new_keys, new_values : array [batch, heads, new, head_dim]
+    lengths : NumPy array of int [batch]
+        How many tokens each row holds.
+    """
+    capacity, new = keys.shape[2], new_keys.shape[2]
+    for row, length in enumerate(lengths.tolist()):
+        room = capacity - length  # padding may reach past the last slot
+        keys[row, :, length : length + new] = new_keys[row, :, :room]
+        values[row, :, length : length + new] = new_values[row, :, :room]
 
 
 class KVCache:
@@ -125,12 +144,10 @@ class KVCache:
         keys, values : array [batch, heads, all, head_dim]
             Views of the cache, up to the end of the longest row.
         """
-        keys, values, new = self.keys[layer], self.values[layer], new_keys.shape[2]
-        for row, length in enumerate(self.lengths.tolist()):
-            room = self.capacity - length  # padding may reach past the last slot
-            keys[row, :, length : length + new] = new_keys[row, :, :room]
-            values[row, :, length : length + new] = new_values[row, :, :room]
-        return keys[:, :, : self.length + new], values[:, :, : self.length + new]
+        keys, values = self.keys[layer], self.values[layer]
+        append(keys, values, new_keys, new_values, self.lengths)
+        filled = self.length + new_keys.shape[2]
+        return keys[:, :, :filled], values[:, :, :filled]
 
     def advance(self, counts):
         """Count the tokens that a forward pass has brought: `counts` of them in each row."""

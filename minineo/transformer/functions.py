@@ -10,6 +10,11 @@ import numpy as np
 from .replaceable import replaceable
 
 
+def wide(x):
+    """Return an array in float32 if it is in float16: sums outgrow that, which ends at 65,504."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
 @replaceable
 def linear(x, weight, bias=None):
     """Multiply every vector of `x` by a matrix: `x @ weightᵀ + bias`.
@@ -51,10 +56,11 @@ def layer_norm(x, scale, shift, eps):
     Ba, Kiros, Hinton (2016), Layer Normalization, arXiv:1607.06450.
     """
     width = x.shape[-1]
-    mean = x.sum(axis=-1, keepdims=True) / width
+    mean = wide(x).sum(axis=-1, keepdims=True) / width
     centered = x - mean
     variance = (centered * centered).sum(axis=-1, keepdims=True) / width
-    return centered / np.sqrt(variance + eps) * scale + shift
+    normed = centered / np.sqrt(variance + eps) * scale + shift
+    return normed.astype(x.dtype, copy=False)
 
 
 @replaceable
