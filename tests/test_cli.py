@@ -120,7 +120,7 @@ def test_a_cache_that_breaks_down_at_once_gives_status_1_and_says_so(capsys, mon
         (["compare", "--model", "tests"], "no config.json"),
         (["compare", "--new-tokens", "0"], "max_new_tokens is 0"),
         (["compare", "--new-tokens", "x"], "--new-tokens"),
-        (["compare", "--dtype", "float16"], "'float16' is not one of 'float32', 'float64'"),
+        (["compare", "--dtype", "float16"], "float16 needs a GPU"),
         (["compare", "--device", "tpu"], "unknown device 'tpu'"),
         (["compare", "--json", "no/such/folder/out.json"], "no/such/folder does not exist"),
         (["compare", "--json", "."], ". is a folder"),

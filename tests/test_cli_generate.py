@@ -141,7 +141,9 @@ def test_device_and_dtype_reach_the_loader(capsys, monkeypatch, tiny):
     asked = {}
     monkeypatch.setattr(command, "load", lambda name, **others: asked.update(others) or tiny)
     numbers(capsys, "x", "--device", "cuda", "--dtype", "float64", "--new-tokens", "0")
-    assert asked == {"device": "cuda", "dtype": "float64"}
+    assert asked == {"device": "cuda", "dtype": "float64", "use_kernels": True}
+    numbers(capsys, "x", "--no-kernels", "--new-tokens", "0")
+    assert asked == {"device": "auto", "dtype": "float32", "use_kernels": False}
 
 
 # Why it stops
@@ -466,7 +468,7 @@ def test_the_numbers_never_write_over_the_prompt(capsys, tmp_path):
         ([STORY, "--path", "fast"], "'fast' is not one of 'cached', 'naive'"),
         ([STORY, "--prefill-chunk", "0"], "prefill_chunk is 0"),
         ([STORY, "--prefill-chunk", "2", "--path", "naive"], "leave prefill_chunk out"),
-        ([STORY, "--dtype", "float16"], "'float16' is not one of 'float32', 'float64'"),
+        ([STORY, "--dtype", "bfloat16"], "'bfloat16' is not one of 'float32', 'float64', 'float16'"),
         ([STORY, "--json", "no/such/folder/out.json"], "no/such/folder does not exist"),
         ([STORY, "--json", "."], ". is a folder"),
     ],

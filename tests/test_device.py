@@ -119,6 +119,7 @@ class FakeCupy(types.ModuleType):
             Event=Event,
             get_elapsed_time=lambda start, end: 1000 * (end.time - start.time),
             get_current_stream=self.counts.cupy.cuda.get_current_stream,
+            nvtx=self.counts.cupy.cuda.nvtx,
             nvrtc=SimpleNamespace(getVersion=get_version),
             runtime=SimpleNamespace(
                 getDeviceCount=self.count,
@@ -412,7 +413,8 @@ def test_compare_runs_on_a_gpu_that_works(machine, capsys, name):
     assert set(cupy.made_on) == {index}, "all weights are put there"
 
 
-def test_every_kernel_is_launched_on_the_gpu_that_was_asked_for(machine, capsys):
+@pytest.mark.parametrize("command", ["generate", "compare", "step", "batch"])
+def test_every_kernel_is_launched_on_the_gpu_that_was_asked_for(machine, capsys, command):
     cupy, places = machine(FakeCupy(2)), set()
     launch = cupy.counts.launch
 
@@ -421,8 +423,8 @@ def test_every_kernel_is_launched_on_the_gpu_that_was_asked_for(machine, capsys)
         return launch(*args, **options)
 
     cupy.counts.launch = note
-    arguments = ["generate", "Once upon a time", "--new-tokens", "2", "--device", "cuda:1"]
-    assert call(capsys, *arguments)[0] == 0
+    prompt = ["--burst", "--requests", "2"] if command == "batch" else ["Once upon a time"]
+    assert call(capsys, command, *prompt, "--new-tokens", "2", "--device", "cuda:1")[0] == 0
     assert places == {1}
 
 

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate", "batch"]
-SUITES = [SMALL, ["reference"]]  # the second takes seconds to start: only what passes the first
+GPU = ["costs", "device", "float16"]
+SUITES = [SMALL, GPU, ["reference"]]  # the next for what passes the one before: they take longer
 
 ATTENTION, CACHE, CONFIG, FUNCTIONS, MODEL = (
     f"transformer/{name}.py" for name in ("attention", "cache", "config", "functions", "model")
@@ -333,6 +334,26 @@ FAULTS = {
     "batch: the last slot of a row unusable": [
         (BATCH, "max(self.max_new_tokens, 1) - 1", "self.max_new_tokens"),
     ],
+    "gpu: an array becomes one of NumPy": [
+        (ATTENTION, "pattern = softmax(scores)", "pattern = softmax(np.asarray(scores))"),
+    ],
+    "gpu: an array of NumPy is left in the weights": [
+        ("checkpoints/read.py", "        return put(array)\n", "        return array\n"),
+    ],
+    "gpu: a layer waits for the device": [
+        (MODEL, "    middle = add", "    found.sum().item()\n    middle = add"),
+    ],
+    "gpu: a step copies the cache": [
+        (CACHE, "return keys[:, :, :filled],", "return keys[:, :, :filled].copy(),"),
+    ],
+    "gpu: scores are summed in float16": [
+        (
+            ATTENTION,
+            "wide(queries[:, :, rows]) @ wide(keys[:, :, slots])",
+            "queries[:, :, rows] @ keys[:, :, slots]",
+        ),
+    ],
+    "gpu: a mean is summed in float16": [(FUNCTIONS, "wide(x).sum(", "x.sum(")],
     "batch: what broke off is gone on with": [
         (
             BATCH,

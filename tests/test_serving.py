@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from minineo import InputError, cli, generate, load
 from minineo.cli.batch import figure, sense
 from minineo.generation import Sampling
 from minineo.study import serving
+from minineo.study.costs import pass_costs, total
 from minineo.study.figures import plot_serving
 from minineo.study.serving import (
     LONGEST,
@@ -112,14 +114,23 @@ def test_continuous_gives_a_free_row_to_the_next_between_two_passes():
     arrivals = [ask(0, new=2), ask(0, new=4), ask(1, new=2), ask(1, new=1)]
     service = serve(MODEL, arrivals, policy="continuous", rows=2)
     assert moments(service) == [(0, 2, 3), (0, 2, 9), (3, 5, 6), (6, 8, 8)]
-    assert service.passes == [
-        Pass(0, 2, "prefill", 2, 8, 8 * TOKEN),
-        Pass(2, 1, "decode", 2, 2, 10 * TOKEN),
-        Pass(3, 2, "prefill", 1, 4, 9 * TOKEN),  # the other row, with 5 tokens, waits
-        Pass(5, 1, "decode", 2, 2, 11 * TOKEN),
-        Pass(6, 2, "prefill", 1, 4, 10 * TOKEN),
-        Pass(8, 1, "decode", 1, 1, 7 * TOKEN),
+    assert [astuple(each)[:6] for each in service.passes] == [
+        (0, 2, "prefill", 2, 8, 8 * TOKEN),
+        (2, 1, "decode", 2, 2, 10 * TOKEN),
+        (3, 2, "prefill", 1, 4, 9 * TOKEN),  # the other row, with 5 tokens, waits
+        (5, 1, "decode", 2, 2, 11 * TOKEN),
+        (6, 2, "prefill", 1, 4, 10 * TOKEN),
+        (8, 1, "decode", 1, 1, 7 * TOKEN),
     ]
+    fed_and_held = [([4, 4], [0, 0]), ([1, 1], [4, 4]), ([4], [0]), ([1, 1], [4, 5]), ([4], [0]),
+                    ([1], [6])]  # fmt: skip
+    costs = [
+        total(pass_costs(MODEL.config, *each, capacity=7, itemsize=8)) for each in fed_and_held
+    ]
+    assert [each.flops for each in service.passes] == [cost.flops for cost in costs]
+    assert [each.bytes for each in service.passes] == [cost.bytes for cost in costs]
+    assert service.flops_per_token == sum(cost.flops for cost in costs) / 9
+    assert service.bytes_per_token == sum(cost.bytes for cost in costs) / 9
     assert service.mean_batch == 9 / 6
     assert service.peak_bytes == 11 * TOKEN
     assert service.slots == 7, "the last token is never fed"
@@ -143,7 +154,7 @@ def test_a_single_token_is_done_with_the_prefill_and_has_no_time_per_token(polic
     assert (only.first_token_at, only.finished, only.finish) == (7, 7, "length")
     assert only.per_token is None
     assert service.percentile("per_token", 50) is None
-    assert service.passes == [Pass(5, 2, "prefill", 1, 4, 4 * TOKEN)]
+    assert [astuple(each)[:6] for each in service.passes] == [(5, 2, "prefill", 1, 4, 4 * TOKEN)]
     assert service.throughput == 1 / 2
     assert service.to_json()["per_token_seconds"] == {"p50": None, "p95": None, "p99": None}
 
@@ -297,7 +308,7 @@ def served(first_token, per_token=1.0, number=0):
 
 def service(*first_tokens):
     requests = [served(seconds, number=i) for i, seconds in enumerate(first_tokens)]
-    return Service("one", 1, 6, 6 * TOKEN, requests, [], [Pass(0, 1, "prefill", 1, 4, 8)])
+    return Service("one", 1, 6, 6 * TOKEN, requests, [], [Pass(0, 1, "prefill", 1, 4, 8, 0, 0)])
 
 
 def test_times_are_told_apart_and_percentiles_interpolated():

@@ -22,6 +22,10 @@ ModelOption = Annotated[
     str, typer.Option(help="'tiny', a public model's name, owner/name on the hub, or a folder.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 for GPU 1.")]
+NoKernelsOption = Annotated[
+    bool,
+    typer.Option("--no-kernels", help="On a GPU, run the plain operations, not fused kernels."),
+]
 JsonOption = Annotated[
     str | None, typer.Option("--json", help="Write all numbers to a file, or to -.")
 ]

@@ -26,6 +26,7 @@ from .app import (
     DeviceOption,
     JsonOption,
     ModelOption,
+    NoKernelsOption,
     PlotOption,
     app,
     check_outputs,
@@ -34,6 +35,7 @@ from .app import (
     show,
     write_picture,
 )
+from .text import computed_by
 
 NAMES = {"one": "one by one", "dynamic": "dynamic", "continuous": "continuous"}
 LABELS = {
@@ -81,6 +83,10 @@ def batch_command(
     seed: Annotated[int, typer.Option(help="Another one draws other requests and gaps.")] = 0,
     model: ModelOption = "tiny",
     device: DeviceOption = "auto",
+    dtype: Annotated[
+        Literal["float32", "float16"], typer.Option(help="float16 needs a GPU.")
+    ] = "float32",
+    no_kernels: NoKernelsOption = False,
     json_file: JsonOption = None,
     plot_file: PlotOption = None,
 ):
@@ -105,7 +111,7 @@ def batch_command(
             if file not in (None, "-") and real_path(file) == real_path(arrivals):
                 raise InputError(f"{option} would write over {arrivals}; give another file")
         given = read_arrivals(arrivals, new_tokens=new_tokens)
-    loaded = load(model, device=device)
+    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
     with progress_bar("batch", "requests") as progress:
         result = experiment(
             loaded,
@@ -146,7 +152,7 @@ def print_experiment(result: Experiment, console: Console):
             (result.model.name, "bold"),
             f": {len(prompts)} {'request' if len(prompts) == 1 else 'requests'} of {lengths} tokens, "
             f"{first.tokens / len(prompts):,.1f} new ones on average; "
-            f"{result.model.device.name}, {result.model.dtype}",
+            f"{computed_by(result.model)}",
         )
     )
     if result.model.device.why:
@@ -196,6 +202,9 @@ def totals(load_: Load) -> Table:
     for label, figure in (
         ("tokens per second", lambda service: f"{service.throughput:,.0f}"),
         ("rows in a pass, mean", lambda service: f"{service.mean_batch:.1f}"),
+        ("passes", lambda service: f"{len(service.passes):,}"),
+        ("MiB moved per token", lambda service: f"{service.bytes_per_token / 2**20:,.1f}"),
+        ("MFLOP per token", lambda service: f"{service.flops_per_token / 1e6:,.1f}"),
         ("cache set aside, KiB", lambda service: f"{service.reserved_bytes / 1024:,.0f}"),
         ("of it used at most", lambda service: f"{service.peak_bytes / 1024:,.0f}"),
     ):

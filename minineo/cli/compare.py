@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoints import load
+from ..generation.batch import PATHS
 from ..study import compare
 from ..study.compare import Comparison
 from ..study.report import check_folder, write_report
@@ -16,6 +17,7 @@ from .app import (
     DeviceOption,
     JsonOption,
     ModelOption,
+    NoKernelsOption,
     PlotOption,
     app,
     check_outputs,
@@ -24,7 +26,7 @@ from .app import (
     show,
     write_picture,
 )
-from .text import milliseconds, printable, token_text
+from .text import computed_by, milliseconds, printable, token_text
 
 PROMPT = (
     "Once upon a time, there was a little girl named Lily. She had a small red ball that she "
@@ -40,8 +42,10 @@ def compare_command(
     new_tokens: Annotated[int, typer.Option(help="Number of steps, 1 or more.")] = 32,
     device: DeviceOption = "auto",
     dtype: Annotated[
-        Literal["float32", "float64"], typer.Option(help="float64 tells rounding from a fault.")
+        Literal["float32", "float64", "float16"],
+        typer.Option(help="float64 tells rounding from a fault; float16 needs a GPU."),
     ] = "float32",
+    no_kernels: NoKernelsOption = False,
     fault: Annotated[
         str | None,
         typer.Option(help="Put a real bug into the cached path; `minineo faults` lists them."),
@@ -66,7 +70,7 @@ def compare_command(
         return compare_with_fault(fault, prompt, new_tokens, model, device, dtype, json_file)
     if report_folder is not None:
         check_folder(report_folder)
-    loaded = load(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
     if plot_file is not None:
@@ -86,7 +90,7 @@ def print_comparison(comparison: Comparison, console: Console):
     shape = (
         f": {config.n_layers} layers of width {config.width}, {config.n_heads} heads, context "
         f"{config.context}{f', local window {local[0]}' if local else ''}; "
-        f"{model.device.name}, {model.dtype}"
+        f"{computed_by(model)}"
     )
     console.print(Text.assemble((model.name, "bold"), shape))
     if model.device.why:
@@ -98,6 +102,8 @@ def print_comparison(comparison: Comparison, console: Console):
     console.print()
     if comparison.pairs:
         console.print(times(comparison))
+        console.print()
+        console.print(work(comparison))
         console.print()
         console.print(cost(comparison))
         console.print()
@@ -177,6 +183,26 @@ def times(comparison: Comparison) -> Table:
         if cached and naive:
             row = (f"{1000 * cached:,.2f} ms", f"{1000 * naive:,.2f} ms", f"{naive / cached:.1f} x")
             table.add_row(label, *row, style="bold" if label == "total" else None)
+    return table
+
+
+def work(comparison: Comparison) -> Table:
+    """Return what the last step computes, reads and calls, on both paths: what its time goes to."""
+    last = len(comparison.pairs) - 1
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column(f"in step {last}")
+    for name in ("cached", "naive", "naive / cached"):
+        table.add_column(name, justify="right")
+    costs = {path: comparison.cost(path, last) for path in PATHS}
+    calls = "kernels launched" if comparison.model.device.cupy else "operations on arrays"
+    for label, unit, value in (
+        ("matrix products", "MFLOP", lambda path: costs[path].flops / 1e6),
+        ("weights, keys and values read or written", "MiB", lambda path: costs[path].bytes / 2**20),
+        (calls, "", lambda path: comparison.launches(path, last)),
+    ):
+        cached, naive = value("cached"), value("naive")
+        cells = [f"{each:,.1f} {unit}" if unit else f"{each:,}" for each in (cached, naive)]
+        table.add_row(label, *cells, f"{naive / cached:.1f} x")
     return table
 
 

@@ -22,13 +22,14 @@ from .app import (
     DeviceOption,
     JsonOption,
     ModelOption,
+    NoKernelsOption,
     Screen,
     app,
     check_writable,
     real_path,
     write_json,
 )
-from .text import milliseconds, printable
+from .text import computed_by, milliseconds, printable
 
 
 @app.command(
@@ -66,8 +67,10 @@ def generate_command(
     ] = None,
     device: DeviceOption = "auto",
     dtype: Annotated[
-        Literal["float32", "float64"], typer.Option(help="The numbers it computes with.")
+        Literal["float32", "float64", "float16"],
+        typer.Option(help="The numbers it computes with; float16 needs a GPU."),
     ] = "float32",
+    no_kernels: NoKernelsOption = False,
     json_file: JsonOption = None,
 ):
     """Write on from a prompt; say why it stopped, how fast it was and what the cache took.
@@ -79,7 +82,7 @@ def generate_command(
     check_writable(json_file)
     text = read_prompt(prompt, from_file, json_file)
     choose = sampling(temperature, repetition_penalty, top_k=top_k, top_p=top_p, seed=seed)
-    loaded = load(model, device=device, dtype=dtype)
+    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
     ids, stops = loaded.encode(text), stop or []
     steps = generate(
         loaded,
@@ -95,6 +98,7 @@ def generate_command(
         "schema": 1,
         "model": loaded.name,
         "device": loaded.device.name,
+        "kernels": bool(loaded.device.kernels),
         "dtype": loaded.dtype,
         "path": path,
         "prefill_chunk": prefill_chunk,
@@ -234,7 +238,7 @@ def summary(records: list[dict]) -> dict:
 
 def print_figures(model: Model, results: dict, console: Console):
     """Print on what it ran, why it stopped, how fast it was and what the cache took."""
-    path = f" on the {results['path']} path; {model.device.name}, {model.dtype}"
+    path = f" on the {results['path']} path; {computed_by(model)}"
     console.print()
     console.print(Text.assemble((model.name, "bold"), path))
     if model.device.why:

@@ -17,6 +17,12 @@ def token_text(model, token):
     return Text(text if len(text) <= 9 else f"{text[:8]}…")
 
 
+def computed_by(model):
+    """Return the device and the dtype, and whether a GPU runs the plain operations."""
+    plain = model.device.cupy is not None and not model.device.kernels
+    return f"{model.device.name}{' without fused kernels' if plain else ''}, {model.dtype}"
+
+
 def milliseconds(seconds):
     """Return a time in milliseconds, with two decimals where they mean something."""
     return f"{1000 * seconds:.2f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"

@@ -12,6 +12,7 @@ from ..checkpoints import Model
 from ..generation import Step, generate
 from ..generation.batch import PATHS
 from ..transformer.cache import whole
+from .costs import Operation, launches, pass_costs, total
 from .lockstep import ROUNDING, Divergence, Lockstep, Pass, lockstep
 from .plain import number
 
@@ -131,6 +132,18 @@ class Comparison:
         """Return the time per output token: the median of the steps after the first."""
         return median(self.seconds(path)[1:]) if len(self.pairs) > 1 else None
 
+    def cost(self, path, index) -> Operation:
+        """Return the operations in matrix products of a step, and the bytes it reads and writes."""
+        step = getattr(self.pairs[index], path)
+        held = [step.length - step.fed] if path == "cached" else None
+        itemsize = self.model.weights.token_embedding.itemsize
+        return total(pass_costs(self.model.config, [step.fed], held, itemsize=itemsize))
+
+    def launches(self, path, index) -> int:
+        """Return how many operations on arrays a step calls: kernels launched, on a GPU."""
+        step, kernels = getattr(self.pairs[index], path), bool(self.model.device.kernels)
+        return launches(self.model.config, step.fed, cached=path == "cached", kernels=kernels)
+
     def pays_from(self) -> int | None:
         """Return the first step from which the cached path stays ahead in cumulated time."""
         cached, naive = (list(accumulate(self.seconds(p))) for p in ("cached", "naive"))
@@ -148,13 +161,14 @@ class Comparison:
             "schema": 1,
             "model": self.model.name,
             "device": self.model.device.name,
+            "kernels": bool(self.model.device.kernels),
             "dtype": self.model.dtype,
             "prompt_tokens": len(self.prompt_ids),
             "new_tokens": len(self.pairs),
             "prompt_ids": self.prompt_ids,
             "new_ids": self.new_ids,
             "finish": self.pairs[-1].cached.finish if self.pairs else None,
-            "steps": [_step_to_json(pair) for pair in self.pairs],
+            "steps": [self._step_to_json(pair) for pair in self.pairs],
             "summary": {
                 "agree": self.agree,
                 "same_tokens": self.same_tokens == len(self.pairs),
@@ -176,6 +190,30 @@ class Comparison:
                     }
                     for path in ("cached", "naive")
                 },
+            },
+        }
+
+    def _step_to_json(self, pair):
+        index = pair.cached.index
+        costs = {path: self.cost(path, index) for path in PATHS}
+        return {
+            "index": index,
+            "phase": pair.cached.phase,
+            "token": pair.cached.token,
+            "same_token": pair.same_token,
+            "max_abs_logit_diff": number(pair.difference),
+            "gap": number(pair.gap),
+            "cache_bytes": pair.cached.cache_bytes,
+            **{
+                path: {
+                    "tokens_fed": step.fed,
+                    "keys_attended": step.length,
+                    "seconds": step.seconds,
+                    "flops": costs[path].flops,
+                    "bytes": costs[path].bytes,
+                    "launches": self.launches(path, index),
+                }
+                for path, step in (("cached", pair.cached), ("naive", pair.naive))
             },
         }
 
@@ -273,23 +311,3 @@ def pair_up(cached, naive):
     second, best = np.partition(cached.logits, -2)[-2:] if cached.logits.size > 1 else (0, 0)
     difference = float(np.abs(cached.logits - naive.logits).max())
     return StepPair(cached, naive, difference, gap=float(best - second))
-
-
-def _step_to_json(pair):
-    return {
-        "index": pair.cached.index,
-        "phase": pair.cached.phase,
-        "token": pair.cached.token,
-        "same_token": pair.same_token,
-        "max_abs_logit_diff": number(pair.difference),
-        "gap": number(pair.gap),
-        "cache_bytes": pair.cached.cache_bytes,
-        **{
-            path: {
-                "tokens_fed": step.fed,
-                "keys_attended": step.length,
-                "seconds": step.seconds,
-            }
-            for path, step in (("cached", pair.cached), ("naive", pair.naive))
-        },
-    }

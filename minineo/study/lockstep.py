@@ -14,11 +14,11 @@ from ..checkpoints import Model
 from ..transformer import InputError, KVCache, Recompute, Weights, forward, silent
 from .plain import number
 
-# What counts as rounding, as a share of a value's largest number, but of 1 at least. A larger
-# difference in float32 is judged in float64.
-ROUNDING = {"float32": 1e-5, "float64": 1e-10}
+# What counts as rounding, as a share of a value's largest number, but of 1 at least: some ten times
+# what the embedded model shows. A larger difference in float16 or float32 is judged in float64.
+ROUNDING = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-10}
 MOST = 0.1  # of a value's largest number: no rounding goes further, whatever float64 says
-SHRUNK = 1e-6  # of a difference in float32: float64 leaves less of it if it is rounding
+SHRUNK = 1e-6  # of a difference: float64 leaves less of it if it is rounding
 HIDDEN = 1e30  # scores this low are hidden, not measured
 AHEAD = 4  # values that a run may be ahead of the other
 
@@ -386,7 +386,8 @@ def distance(ours, theirs):
     for mine, other in zip(ours, theirs, strict=True):
         if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             return None
-        size = float(np.abs(np.where(np.abs(other) < HIDDEN, other, 0)).max(initial=1))
+        measured = np.abs(other) < min(HIDDEN, float(np.finfo(other.dtype).max))
+        size = float(np.abs(np.where(measured, other, 0)).max(initial=1))
         with np.errstate(over="ignore", invalid="ignore"):
             apart = np.abs(np.where(mine == other, 0, mine - other))
         share = float(apart.max(initial=0)) / size

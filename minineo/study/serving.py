@@ -30,6 +30,7 @@ from ..generation.sampling import is_finite
 from ..transformer import InputError
 from ..transformer.cache import whole
 from . import hardware
+from .costs import pass_costs, total
 
 POLICIES = ("one", "dynamic", "continuous")
 MEASURES = ("queue", "prefill", "first_token", "per_token", "latency")  # of `Served`, in seconds
@@ -162,6 +163,10 @@ class Pass:
         How many tokens it fed, padding not counted.
     cache_bytes : int
         Bytes of keys and values held at its end, by the rows that it did not feed too.
+    flops : int
+        Floating-point operations in its matrix products.
+    bytes : int
+        Bytes of weights, keys and values that it read and wrote.
     """
 
     start: float
@@ -170,6 +175,8 @@ class Pass:
     rows: int
     fed: int
     cache_bytes: int
+    flops: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -224,6 +231,16 @@ class Service:
         """The most bytes of keys and values that were held at the end of a pass."""
         return max(each.cache_bytes for each in self.passes)
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes read and written for each new token: rows that share a pass share its weights."""
+        return sum(each.bytes for each in self.passes) / self.tokens
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations for each new token, those of its prompt included."""
+        return sum(each.flops for each in self.passes) / self.tokens
+
     def percentile(self, measure, percent) -> float | None:
         """Return a percentile of a time of all served requests, interpolated linearly.
 
@@ -258,6 +275,8 @@ class Service:
             "mean_batch": self.mean_batch,
             "cache_reserved_bytes": self.reserved_bytes,
             "cache_peak_bytes": self.peak_bytes,
+            "bytes_per_token": self.bytes_per_token,
+            "flops_per_token": self.flops_per_token,
             **{
                 f"{measure}_seconds": {
                     f"p{percent}": self.percentile(measure, percent) for percent in PERCENTILES
@@ -361,6 +380,7 @@ class Experiment:
             "schema": 1,
             "model": self.model.name,
             "device": self.model.device.name,
+            "kernels": bool(self.model.device.kernels),
             "dtype": self.model.dtype,
             "alone_seconds": self.alone_seconds,
             "wait_seconds": self.wait_seconds,
@@ -561,7 +581,9 @@ def serve(
             running[step.row].take(step, now)
         held = sum(visit.cache_bytes for visit in running.values())
         fed = sum(step.fed for step in steps)
-        passes.append(Pass(start, seconds, steps[0].phase, len(steps), fed, held))
+        cost = costs_of(model, steps, slots)
+        phase, fed_rows = steps[0].phase, len(steps)
+        passes.append(Pass(start, seconds, phase, fed_rows, fed, held, cost.flops, cost.bytes))
         for step in steps:
             if step.finish:
                 del running[step.row]
@@ -650,6 +672,14 @@ def check_fits(request, model, budget):
             f"{prompt + new - 1} slots{bound} of {size / 1024:,g} KiB, {slots * size / 1024:,g} "
             f"KiB in all; the budget is {budget / 1024:,g} KiB"
         )
+
+
+def costs_of(model, steps, slots):
+    """Return what the pass that yielded these steps cost, in rows of so many slots."""
+    fed = [step.fed for step in steps]
+    held = [step.length - step.fed for step in steps]
+    itemsize = model.weights.token_embedding.itemsize
+    return total(pass_costs(model.config, fed, held, capacity=slots, itemsize=itemsize))
 
 
 def token_bytes(model):
