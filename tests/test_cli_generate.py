@@ -468,7 +468,10 @@ def test_the_numbers_never_write_over_the_prompt(capsys, tmp_path):
         ([STORY, "--path", "fast"], "'fast' is not one of 'cached', 'naive'"),
         ([STORY, "--prefill-chunk", "0"], "prefill_chunk is 0"),
         ([STORY, "--prefill-chunk", "2", "--path", "naive"], "leave prefill_chunk out"),
-        ([STORY, "--dtype", "bfloat16"], "'bfloat16' is not one of 'float32', 'float64', 'float16'"),
+        (
+            [STORY, "--dtype", "bfloat16"],
+            "'bfloat16' is not one of 'float32', 'float64', 'float16'",
+        ),
         ([STORY, "--json", "no/such/folder/out.json"], "no/such/folder does not exist"),
         ([STORY, "--json", "."], ". is a folder"),
     ],

@@ -147,7 +147,7 @@ def load(name_or_path="tiny", device="auto", dtype="float32", use_kernels=True):
     name_or_path : str or Path, optional
         "tiny", the small model that comes with minineo; the short name of a public model, such as
         "gpt-neo-125m"; a folder with config.json, model.safetensors or pytorch_model.bin and, for
-        text, tokenizer.json; or a model on the hub, "owner/name" or "owner/name@revision". A
+        text, tokenizer.json; or a model on the hub, ``owner/name`` or ``owner/name@revision``. A
         folder that exists goes before a model on the hub, and a short name goes before a folder:
         write "./tiny" for that.
     device : str, optional
