@@ -5,6 +5,7 @@ from importlib.metadata import version
 from .checkpoints import Model, load
 from .generation import Batch, Request, Sampling, Step, generate, generate_batch
 from .study import Comparison, compare
+from .study.explore import Exploration, explore
 from .study.plan import Plan, plan
 from .study.score import Score, score
 from .study.verify import Verification, verify
@@ -16,6 +17,7 @@ __all__ = [
     "Batch",
     "Comparison",
     "Config",
+    "Exploration",
     "InputError",
     "KVCache",
     "Model",
@@ -29,6 +31,7 @@ __all__ = [
     "Verification",
     "Weights",
     "compare",
+    "explore",
     "forward",
     "generate",
     "generate_batch",

@@ -36,11 +36,11 @@ LINKED = ("weights", "notebooks", "tests")  # what commands find beside them, as
 
 FENCE = re.compile(
     r"(?:^ *<!-- (not run|quoted): ([^>]+?) -->\n+)?"
-    r"^( *)(`{3,})([^`\n]*)\n(.*?)^\3\4 *$",
+    r"^( *)(`{3,}|~{3,})([^`\n]*)\n(.*?)^\3\4 *$",
     re.MULTILINE | re.DOTALL,
 )
 SPAN = re.compile(r"(?<!`)(`+)(?!`)((?:[^`\n]|\n(?!\n))+)\1(?!`)")
-CODE = re.compile(r"\{?(code|code-block|code-cell|console|bash|shell|sh-session|pycon)\b")
+DIRECTIVE = re.compile(r"\{(?!code)")  # of Sphinx: a list of pages, a formula, a remark
 SLOW = re.compile(  # commands and programs that take longer than a few seconds
     r"minineo (batch|bench|explore|verify)|--report|--new-tokens [1-9]\d\d\b"
     r"|-m minineo\.study|import .*(GPTNeo|torch|transformers)"
@@ -104,7 +104,7 @@ def runs_of(blocks):
                 runs.append(Run(block, command, part[len(command) :]))
         elif block.language in ("text", "") and runs and block.follows and before == runs[-1].block:
             runs[-1] = runs[-1]._replace(shown=block.text)
-        elif not block.language.startswith("{") or CODE.match(block.language):
+        elif not DIRECTIVE.match(block.language) or re.search("```|~~~", block.text):
             stray.append(block)
     return runs, stray
 
@@ -221,6 +221,8 @@ def test_what_is_not_run_could_be(block):
         ast.parse(block.text)
     elif block.language == "sh":
         check_commands(block.text)
+    else:
+        check_commands("\n".join(re.findall(r"^\$ (.*)", block.text, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("page", named((p.relative_to(ROOT).as_posix(), p) for p in PAGES))
@@ -245,7 +247,7 @@ def simple_commands(script):
         lexer.whitespace_split = True
         command: list[str] = []
         for word in [*lexer, ";"]:
-            if set(word) <= set("|&;<>()"):
+            if word and set(word) <= set("|&;<>()"):
                 yield command
                 command = []
             else:
