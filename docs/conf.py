@@ -4,7 +4,10 @@ The source of the site is the whole repository, so that every page and notebook 
 host shows it, and a link between two of them holds in both.
 """
 
+from pathlib import Path
+
 import minineo
+from minineo.cli.compare import PROMPT
 
 project = "minineo"
 author = "the minineo authors"
@@ -42,8 +45,16 @@ html_copy_source = False
 html_show_sphinx = False
 
 
+def write_explore_page(app, error):
+    """Write the page that docs/explore.md shows in a frame, from a run made now."""
+    if error is None and app.builder.format == "html":
+        page = minineo.explore(minineo.load("tiny"), PROMPT, max_new_tokens=24)
+        page.save(Path(app.outdir, "_static", "explore.html"))
+
+
 def setup(app):
     """Leave out what a NamedTuple says of its fields: the docstring above says it better."""
     app.connect(
         "autodoc-skip-member", lambda *event: type(event[3]).__name__ == "_tuplegetter" or None
     )
+    app.connect("build-finished", write_explore_page)

@@ -50,3 +50,8 @@ def test_the_installed_wheel_needs_no_torch(place):
     found, file = run(place, "python", "-c", code).split(maxsplit=1)
     assert found == "None"
     assert file.startswith(str(place))
+
+
+def test_the_installed_wheel_writes_the_page(place):
+    run(place, "minineo", "explore", "Tom", "--new-tokens", "2", "--out", "page.html")
+    assert (place / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
