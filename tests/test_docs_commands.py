@@ -104,9 +104,15 @@ def runs_of(blocks):
                 runs.append(Run(block, command, part[len(command) :]))
         elif block.language in ("text", "") and runs and block.follows and before == runs[-1].block:
             runs[-1] = runs[-1]._replace(shown=block.text)
-        elif not DIRECTIVE.match(block.language) or re.search("```|~~~", block.text):
+        elif not is_directive(block.language, block.text):
             stray.append(block)
     return runs, stray
+
+
+def is_directive(language, text):
+    """Whether a block is a directive of Sphinx, in which nothing but directives are fenced."""
+    inside = (found.group(5, 6) for found in FENCE.finditer(text))
+    return bool(DIRECTIVE.match(language)) and all(is_directive(*each) for each in inside)
 
 
 RUNS, STRAY = runs_of(BLOCKS)

@@ -54,8 +54,8 @@ FAULTS = {
     "attention: default scale": [
         (
             ATTENTION,
-            "keys[:, :, slots].swapaxes(-1, -2)",
-            "keys[:, :, slots].swapaxes(-1, -2) / queries.shape[-1] ** 0.5",
+            "wide(keys[:, :, slots]).swapaxes(-1, -2)",
+            "wide(keys[:, :, slots]).swapaxes(-1, -2) / queries.shape[-1] ** 0.5",
         ),
     ],
     "attention: no causal mask in a prefill": [
@@ -152,8 +152,8 @@ FAULTS = {
     "cache: slot 0 never written": [
         (
             CACHE,
-            "        return keys[:, :, : self.length + new]",
-            "        keys[:, :, 0] = 0\n        return keys[:, :, : self.length + new]",
+            "        return keys[:, :, :filled]",
+            "        keys[:, :, 0] = 0\n        return keys[:, :, :filled]",
         ),
     ],
     "cache: length one too large": [
@@ -166,14 +166,14 @@ FAULTS = {
     "cache: newest key dropped": [
         (
             CACHE,
-            "keys[:, :, : self.length + new], values[:, :, : self.length + new]",
-            "keys[:, :, : self.length + new - 1], values[:, :, : self.length + new - 1]",
+            "keys[:, :, :filled], values[:, :, :filled]",
+            "keys[:, :, : filled - 1], values[:, :, : filled - 1]",
         ),
     ],
     "cache: slots behind the end returned": [
         (
             CACHE,
-            "return keys[:, :, : self.length + new], values[:, :, : self.length + new]",
+            "return keys[:, :, :filled], values[:, :, :filled]",
             "return keys, values",
         ),
         (ATTENTION, "min(last + 1, all_slots)", "all_slots"),
@@ -181,13 +181,8 @@ FAULTS = {
     "cache: keys and values swapped": [
         (
             CACHE,
-            "keys, values, new = self.keys[layer], self.values[layer]",
-            "values, keys, new = self.keys[layer], self.values[layer]",
-        ),
-        (
-            CACHE,
-            "return keys[:, :, : self.length + new], values",
-            "return keys[:, :, : self.length + new], keys",
+            "return keys[:, :, :filled], values[:, :, :filled]",
+            "return values[:, :, :filled], keys[:, :, :filled]",
         ),
     ],
     "cache: one layer's storage for all": [
@@ -197,7 +192,7 @@ FAULTS = {
         (MODEL, "cache.advance(counts)", "cache.advance(tokens.shape[1])"),
     ],
     "cache: all rows as long as the longest": [
-        (CACHE, "enumerate(self.lengths.tolist())", "enumerate([self.length] * len(self.lengths))"),
+        (CACHE, "new_values, self.lengths)", "new_values, 0 * self.lengths + self.length)"),
     ],
     "cache: capacity held against the new tokens alone": [
         (CACHE, "int((self.lengths + counts).max())", "int(counts.max())"),
