@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from statistics import median
 
@@ -66,7 +67,7 @@ class Comparison:
         """Whether the paths differ by no more than rounding."""
         return self.first_divergence is None
 
-    @property
+    @cached_property
     def first_divergence(self) -> Divergence | None:
         """The first value that differs by more than rounding.
 
@@ -79,7 +80,7 @@ class Comparison:
                 return Divergence(index, None, "logits of the timed runs")
         return None
 
-    @property
+    @cached_property
     def tolerance(self) -> float:
         """The largest difference in logits that counts as rounding.
 
