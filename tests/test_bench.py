@@ -92,6 +92,28 @@ def printed(result):
 # figures
 
 
+def test_arithmetic_bytes_and_calls_of_a_pass_are_told_apart():
+    result = benchmark()
+    needs = result.to_json()["needs"]
+    step = costs.total(costs.pass_costs(SMALL, [1], [5]))
+    assert needs["decode"][1] == {
+        "depth": 5,
+        "flops": step.flops,
+        "bytes": step.bytes,
+        "launches": costs.launches(SMALL, 1),
+    }
+    assert needs["naive"][0]["launches"] == costs.launches(SMALL, 3, cached=False)
+    assert (
+        needs["batch"][1]["flops"] == costs.total(costs.pass_costs(SMALL, [1] * 8, [2] * 8)).flops
+    )
+    (line,) = [
+        each for each in printed(result).splitlines() if "at depth 5  " in each and "ms" not in each
+    ]
+    assert line.split()[-3:] == [
+        f"{step.flops / 1e6:,.1f}", f"{step.bytes / 2**20:,.1f}", f"{costs.launches(SMALL, 1):,}",
+    ]  # fmt: skip
+
+
 def test_a_figure_is_the_median_of_the_samples_that_are_shown_beside_it(measured):
     figures = benchmark().to_json()["contestants"]["minineo"]
     assert figures["prefill"][0]["samples"] == [4.0, 5.0, 90.0]

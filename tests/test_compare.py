@@ -6,6 +6,7 @@ from small import random_model
 
 from minineo import InputError, KVCache, Recompute, compare, generate
 from minineo.study.compare import replay
+from minineo.study.costs import launches, pass_costs, total
 from minineo.study.lockstep import Place, distance
 
 PROMPT = [3, 1, 4, 1, 5, 9]
@@ -257,3 +258,15 @@ def test_timed_runs_that_differ_are_not_said_to_agree(model, monkeypatch):
         object.__setattr__(pair, "difference", difference)
         assert not found.agree
         assert found.first_divergence.place == Place(1, None, "logits of the timed runs")
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_each_step_tells_its_arithmetic_its_bytes_and_its_calls(index):
+    model = random_model("float32")
+    step = compare(model, [1, 2, 3, 4, 5], max_new_tokens=4).to_json()["steps"][index]
+    passes = {"cached": ([1], [4 + index]) if index else ([5], [0]), "naive": ([5 + index], None)}
+    for path, (fed, held) in passes.items():
+        cost = total(pass_costs(model.config, fed, held))
+        calls = launches(model.config, fed[0], cached=path == "cached")
+        told = {name: step[path][name] for name in ("flops", "bytes", "launches")}
+        assert told == {"flops": cost.flops, "bytes": cost.bytes, "launches": calls}

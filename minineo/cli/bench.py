@@ -38,7 +38,8 @@ def bench_command(
 ):
     """Measure this machine's prefill and decode against its own limits, and transformers.
 
-    Give it a machine that does nothing else: it warns when others keep cores busy.
+    It measures the CPU; on a GPU, tests/gpu_check.py does. Give it a machine that does nothing
+    else: it warns when others keep cores busy.
     """
     check_writable(json_file)
 
@@ -67,10 +68,13 @@ def print_benchmark(benchmark: Benchmark, console: Console):
     console.print()
     console.print(figures(benchmark))
     console.print()
+    console.print(needs(benchmark))
+    console.print()
     console.print(
         "Medians of "
         f"{benchmark.rounds} process{'es' if benchmark.rounds > 1 else ''} each, after a warm-up. "
-        "MBU and MFU are shares of the limits above. A ratio below 1 is in minineo's favour."
+        "MBU and MFU are shares of the limits above. A ratio below 1 is in minineo's favour. Calls "
+        "are of operations on arrays; a GPU would launch as many kernels."
     )
 
 
@@ -84,6 +88,25 @@ def limits(benchmark: Benchmark) -> Table:
     for rows in benchmark.plan.lengths:
         rate = benchmark.flops_per_second(rows)
         table.add_row(f"matmul of {rows} rows, the layers' matrices", f"{rate / 1e9:,.0f} GFLOP/s")
+    return table
+
+
+def needs(benchmark: Benchmark) -> Table:
+    """Return what passes of minineo compute, move and call."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("what minineo does in a pass")
+    for name in ("MFLOP", "MiB moved", "calls"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for measure, label in (
+        ("prefill", "prefill of {}"),
+        ("decode", "decode at depth {}"),
+        ("naive", "naive step of {}"),
+    ):
+        for size in benchmark.sizes(measure):
+            needed = benchmark.needs(measure, size)
+            cells = (needed["flops"] / 1e6, needed["bytes"] / 2**20)
+            row = (label.format(size), *(f"{cell:,.1f}" for cell in cells))
+            table.add_row(*row, f"{needed['launches']:,}")
     return table
 
 

@@ -212,6 +212,20 @@ class Benchmark:
             return None
         return float(np.abs(np.subtract(ours, theirs)).max() / np.abs(theirs).max())
 
+    def needs(self, measure, size) -> dict:
+        """Return what minineo does in a pass that was timed: arithmetic, bytes, calls."""
+        fed, held = {
+            "prefill": ([size], [0]),
+            "decode": ([1], [size]),
+            "batch": ([1] * size, [self.plan.depths[0]] * size),
+            "naive": ([size], None),
+        }[measure]
+        cost = costs.total(costs.pass_costs(self.config, fed, held))
+        needed = {SIZE_NAMES[measure]: size, "flops": cost.flops, "bytes": cost.bytes}
+        if len(fed) == 1:
+            needed["launches"] = costs.launches(self.config, fed[0], cached=held is not None)
+        return needed
+
     @property
     def warnings(self) -> list[str]:
         """Why the figures are worthless; empty when nothing speaks against them."""
@@ -246,6 +260,10 @@ class Benchmark:
                     {"rows": rows, "flops_per_second": self.flops_per_second(rows)}
                     for rows in self.plan.lengths
                 ],
+            },
+            "needs": {
+                measure: [self.needs(measure, size) for size in self.sizes(measure)]
+                for measure in TIMED
             },
             "contestants": {name: self._figures(name) for name in self.contestants},
             "ratios": self._ratios() if "transformers" in self.contestants else None,
