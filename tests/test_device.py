@@ -13,7 +13,7 @@ from small import tiny_config
 from test_cli import call
 from threadpoolctl import threadpool_info
 
-from minineo import InputError, device
+from minineo import InputError, device, load
 from minineo.device import Device, Memory, choose, diagnose, driver_cuda
 
 # A CuPy that can be broken. Its errors are those of CuPy 14.2.0, read off its wheels on a machine
@@ -411,6 +411,16 @@ def test_compare_runs_on_a_gpu_that_works(machine, capsys, name):
     index = int(name == "cuda:1")
     assert json.loads(out)["device"] == ("cuda:1" if index else "cuda")
     assert set(cupy.made_on) == {index}, "all weights are put there"
+
+
+def test_no_array_of_numpy_is_left_in_the_weights(machine):
+    def arrays(part):
+        if isinstance(part, tuple):
+            return [array for each in part for array in arrays(each)]
+        return [part]
+
+    machine(FakeCupy())
+    assert {type(array) for array in arrays(load("tiny", device="cuda").weights)} == {CountingArray}
 
 
 @pytest.mark.parametrize("command", ["generate", "compare", "step", "batch"])
