@@ -389,7 +389,7 @@ def diagnose(error: BaseException) -> Trouble:
         (
             says("gpu-architecture|NoKernelImage|NO_BINARY"),
             f"{wheel} does not know this GPU",
-            "an old GPU needs minineo[cuda12] in place of minineo[cuda13], a new one a newer CuPy",
+            "an old GPU needs cupy-cuda12x[ctk] in place of cupy-cuda13x, a new one a newer CuPy",
             False,
         ),
         (
@@ -415,12 +415,12 @@ def install_cupy(driver) -> str:
     """Return how CuPy is installed beside a driver that supports this CUDA, or beside none yet."""
     if driver is None:
         return (
-            "with an NVIDIA GPU and its driver, pip install 'minineo[cuda13]', or minineo[cuda12] "
+            "with an NVIDIA GPU and its driver, pip install 'cupy-cuda13x[ctk]', or cupy-cuda12x[ctk] "
             "where nvidia-smi names a CUDA below 13"
         )
     if driver < (12, 0):
-        return "update the driver and pip install 'minineo[cuda13]'"
-    return f"pip install 'minineo[cuda{min(driver[0], 13)}]'"
+        return "update the driver and pip install 'cupy-cuda13x[ctk]'"
+    return f"pip install 'cupy-cuda{min(driver[0], 13)}x[ctk]'"
 
 
 def mend_driver(driver, wheel) -> str:

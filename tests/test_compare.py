@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -270,3 +271,12 @@ def test_each_step_tells_its_arithmetic_its_bytes_and_its_calls(index):
         calls = launches(model.config, fed[0], cached=path == "cached")
         told = {name: step[path][name] for name in ("flops", "bytes", "launches")}
         assert told == {"flops": cost.flops, "bytes": cost.bytes, "launches": calls}
+
+
+def test_times_that_other_programs_spoil_are_told(model):
+    quiet = replace(compare(model, PROMPT, max_new_tokens=2), busy_cores=0.0)
+    assert quiet.warnings == []
+    assert replace(quiet, busy_cores=None).warnings == []
+    assert replace(quiet, busy_cores=1.25).to_json()["warnings"] == [
+        "others kept 1.2 cores busy meanwhile"
+    ]

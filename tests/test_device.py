@@ -180,18 +180,18 @@ WHEEL = ("cupy-cuda13x",)
 TWO_WHEELS = ("cupy-cuda12x", "cupy-cuda13x")
 # what breaks; the driver; the packages; what is said of it; what to do about it; is it missing?
 TROUBLES = {
-    "no cupy": (None, (13, 1), (), "CuPy is not installed", r"minineo\[cuda13\]'", True),
-    "an old driver": (None, (12, 4), (), "CuPy is not installed", r"minineo\[cuda12\]'", True),
-    "a new driver": (None, (14, 0), (), "CuPy is not installed", r"minineo\[cuda13\]'", True),
+    "no cupy": (None, (13, 1), (), "CuPy is not installed", r"cupy-cuda13x\[ctk\]'", True),
+    "an old driver": (None, (12, 4), (), "CuPy is not installed", r"cupy-cuda12x\[ctk\]'", True),
+    "a new driver": (None, (14, 0), (), "CuPy is not installed", r"cupy-cuda13x\[ctk\]'", True),
     "a very old driver": (None, (11, 8), (), "CuPy is not installed", "update the driver", True),
-    "nothing": (None, None, (), "CuPy is not installed", r"cuda13\].*cuda12\].*nvidia-smi", True),
+    "nothing": (None, None, (), "CuPy is not installed", r"cuda13x\[ctk\].*cuda12x\[ctk\].*nvidia-smi", True),
     "its files are gone": (None, (13, 0), WHEEL, "files of CuPy are", "pip uninstall", False),
     "no driver": (
         {"gpu": NO_DRIVER}, None, WHEEL, "there is no NVIDIA driver", "install its driver", True,
     ),
     "a driver too old": (
         {"gpu": NO_DRIVER}, (12, 4), WHEEL, "the driver is too old for cupy-cuda13x",
-        r"update the driver, or pip uninstall cupy-cuda13x and pip install 'minineo\[cuda12\]'",
+        r"update the driver, or pip uninstall cupy-cuda13x and pip install 'cupy-cuda12x\[ctk\]'",
         False,
     ),
     "a driver too old for all": (
@@ -215,7 +215,7 @@ TROUBLES = {
     ),
     "two wheels": (
         {}, (13, 0), TWO_WHEELS, "CuPy is installed more than once",
-        r"pip uninstall cupy-cuda12x cupy-cuda13x, then pip install 'minineo\[cuda13\]'", False,
+        r"pip uninstall cupy-cuda12x cupy-cuda13x, then pip install 'cupy-cuda13x\[ctk\]'", False,
     ),
     "two wheels that break": (
         {"kernel": NO_NVRTC}, (13, 0), TWO_WHEELS, "CuPy is installed more than once",
@@ -227,7 +227,7 @@ TROUBLES = {
     "not a number": ({"matmul": float("nan")}, (13, 0), WHEEL, "the GPU fails", "update", False),
     "a gpu too old": (
         {"kernel": CompileException("nvrtc: error: invalid value for --gpu-architecture (-arch)")},
-        (13, 0), WHEEL, "cupy-cuda13x does not know this GPU", r"minineo\[cuda12\]", False,
+        (13, 0), WHEEL, "cupy-cuda13x does not know this GPU", r"cupy-cuda12x\[ctk\]", False,
     ),
     "a full gpu": (
         {"kernel": OutOfMemoryError("Out of memory allocating 512 bytes (allocated so far: 0 ...")},

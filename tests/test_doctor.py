@@ -54,7 +54,7 @@ def test_without_cupy_the_cpu_path_works_and_that_is_no_failure(capsys):
     status, out = printed(capsys)
     assert status == 0
     assert "CuPy missing CuPy is not installed" in out
-    assert "-> pip install 'minineo[cuda13]'" in out
+    assert "-> pip install 'cupy-cuda13x[ctk]'" in out
     assert out.endswith(
         "The CPU path works; a GPU is not in use because CuPy is not installed (import of cupy "
         "halted; None in sys.modules)."
@@ -92,7 +92,7 @@ def test_the_numbers_are_written_for_a_program(capsys):
         ({"gpu": NO_DRIVER}, None, WHEEL, "driver", "missing", "there is no NVIDIA driver",
          "install its driver"),
         ({"gpu": NO_DRIVER}, (12, 4), WHEEL, "driver", "wrong",
-         "the driver supports CUDA up to 12.4, and is too old for cupy-cuda13x", "[cuda12]"),
+         "the driver supports CUDA up to 12.4, and is too old for cupy-cuda13x", "cupy-cuda12x[ctk]"),
         ({"gpu": NO_DRIVER}, (12, 4), WHEEL, "NVRTC", "wrong", "NVRTC 13.0 compiles for a newer",
          "update the driver"),
         ({"gpu": NO_DEVICE}, (13, 0), WHEEL, "GPU", "missing", "no GPU is to be seen",

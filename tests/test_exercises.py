@@ -97,6 +97,12 @@ def scaled_by_head_dim(queries, keys, values, hidden):
     return softmax(low(scores_of(queries, keys) / queries.shape[-1], hidden)) @ values
 
 
+@wrong("mix", "softmax takes e to the score; this is 2 to the score")
+def base_two(queries, keys, values, hidden):
+    powers = 2.0 ** low(scores_of(queries, keys), hidden)
+    return powers / powers.sum(axis=-1, keepdims=True) @ values
+
+
 @wrong("mix", "the columns of the pattern add up to 1")
 def softmax_over_queries(queries, keys, values, hidden):
     return softmax(low(scores_of(queries, keys), hidden), axis=-2) @ values

@@ -95,6 +95,8 @@ def print_comparison(comparison: Comparison, console: Console):
     console.print(Text.assemble((model.name, "bold"), shape))
     if model.device.why:
         console.print(Text(model.device.why, style="dim"))
+    for warning in comparison.warnings:
+        console.print(Text(f"Do not trust these times: {warning}.", style="bold red"))
     console.print()
     console.print(ledger(comparison))
     console.print()

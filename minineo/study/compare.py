@@ -13,6 +13,7 @@ from ..checkpoints import Model
 from ..generation import Step, generate
 from ..generation.batch import PATHS
 from ..transformer.cache import whole
+from . import hardware
 from .costs import Operation, launches, pass_costs, total
 from .lockstep import ROUNDING, Divergence, Lockstep, Pass, lockstep
 from .plain import number
@@ -55,12 +56,22 @@ class Comparison:
         One for each step.
     lockstep : Lockstep
         What came of holding every value of every layer against its twin.
+    busy_cores : float, optional
+        How many cores others kept busy while the clock ran, or None where nothing tells.
     """
 
     model: Model
     prompt_ids: list[int]
     pairs: list[StepPair]
     lockstep: Lockstep
+    busy_cores: float | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the times are worthless; empty when nothing speaks against them."""
+        if self.busy_cores is not None and self.busy_cores > hardware.BUSY_CORES:
+            return [f"others kept {self.busy_cores:.1f} cores busy meanwhile"]
+        return []
 
     @property
     def agree(self) -> bool:
@@ -168,6 +179,8 @@ class Comparison:
             "new_tokens": len(self.pairs),
             "prompt_ids": self.prompt_ids,
             "new_ids": self.new_ids,
+            "busy_cores": self.busy_cores,
+            "warnings": self.warnings,
             "finish": self.pairs[-1].cached.finish if self.pairs else None,
             "steps": [self._step_to_json(pair) for pair in self.pairs],
             "summary": {
@@ -272,7 +285,7 @@ def compare(
     for path in PATHS:  # warm up: first passes allocate and wake threads
         with suppress(Exception):  # it will be met again
             list(run(path, 2))
-    path = "cached"
+    path, before = "cached", hardware.CpuTimes.now()
     try:
         for step in run(path, max_new_tokens):
             cached.append(step)
@@ -285,6 +298,8 @@ def compare(
         step = len(cached) if path == "cached" else len(pairs)
         breakdown = Divergence(step, None, f"the {path} path broke down: {error}")
 
+    after = hardware.CpuTimes.now()
+    busy = before.others(after) if before and after else None
     fed = [ids, *([step.token] for step in cached)]
     found = lockstep(
         model,
@@ -293,7 +308,7 @@ def compare(
     )
     if breakdown and found.agree:
         found = replace(found, divergence=breakdown)
-    return Comparison(model, ids, pairs, found)
+    return Comparison(model, ids, pairs, found, busy)
 
 
 def best(logits, ids=()):

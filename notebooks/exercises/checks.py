@@ -5,6 +5,7 @@ Each takes the function that a reader has written and returns a sentence that be
 by one; then it takes the place of minineo's own code in the embedded model.
 """
 
+import math
 import traceback
 from copy import copy
 from dataclasses import replace
@@ -230,6 +231,8 @@ def explain_scale(pattern, right, head_dim):
             "the scores are divided by the square root of head_dim: most models do that, "
             "GPT-Neo does not."
         )
+    if close(factors[0], math.log(2)):
+        raise Wrong("softmax takes e to the score; this is 2 to the score, as on paper.")
     raise Wrong(f"the scores are {factors[0]:.3g} times what they must be: leave them as they are.")
 
 
