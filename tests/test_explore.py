@@ -427,6 +427,14 @@ def test_a_fault_gives_status_1_and_its_page(capsys, tmp_path):
     }
 
 
+def test_a_fault_that_stays_hidden_gives_status_0_and_says_what_would_show_it(capsys, tmp_path):
+    arguments = [STORY, "--new-tokens", "3", "--device", "cpu", "--fault", "window-too-wide"]
+    status, out, _ = call(capsys, "explore", *arguments, "--out", str(tmp_path / "page.html"))
+    assert status == 0
+    (needed,) = re.findall(r"it would show with --new-tokens (\d+)\.", " ".join(out.split()))
+    assert int(needed) > 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -88,6 +88,10 @@ def print_exploration(exploration: Exploration, file, console: Console):
                 f"{facts['largest_difference']:.0e} of their size at most.",
             )
         )
+        if fault is not None:
+            needed = fault["new_tokens_needed"]
+            shows = f"; it would show with --new-tokens {needed}" if needed else ""
+            console.print(f"The fault stays hidden in this text{shows}.")
     else:
         found = facts["found"]
         layer = "" if found["layer"] is None else f"layer {found['layer']}, "
