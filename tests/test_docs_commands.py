@@ -204,7 +204,7 @@ def test_programs_run_and_print_what_is_shown(runs, folder_of, monkeypatch):
         with contextlib.redirect_stdout(printed):
             exec(compile(run.code, run.block.name, "exec"), names)
         if run.shown is not None:
-            assert_same(run.shown, printed.getvalue())
+            assert_same(run.shown, printed.getvalue(), computed=bool(COMPUTED.search(run.code)))
 
 
 # What is not run
@@ -283,7 +283,9 @@ def check_command(words):
 
 # Comparing
 
-COMPUTED = re.compile(r"minineo plan\b[^|]* --gpu (?!this\b)")  # its times are no measured ones
+COMPUTED = re.compile(  # a plan for a GPU: its times are no measured ones
+    r"minineo plan\b[^|]* --gpu (?!this\b)|minineo\.plan\([^)]*\bgpu=\"(?!this\")"
+)
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 FIGURE = re.compile(
     rf"{NUMBER}(?: to {NUMBER})?(?= ?(?:ms|µs|s|x|%|[kMG]B/s|[GT]FLOP/s|tok/s|tokens/s)(?!\w))"
@@ -300,13 +302,14 @@ def words_of(output, computed=False):
     """The words of an output, with # where it is a measured figure, or rounding.
 
     A figure is measured if the unit of a time or speed follows it, or stands above it, at the head
-    of its column. All else must be the same everywhere: counts, tokens, text.
+    of its column, unless all are computed. All else must be the same everywhere: counts, tokens,
+    text.
     """
     lines, columns = [], set()
     for line in output.splitlines():
         if line.startswith(("no CUDA GPU in use:", "Do not trust these figures:")):
             continue
-        heads = {found.end() for found in COLUMN.finditer(line)}
+        heads = set() if computed else {found.end() for found in COLUMN.finditer(line)}
         columns = heads or (columns if line.strip() else set())
         if not heads:
             line = re.sub(
@@ -402,9 +405,28 @@ def test_what_is_left_out_is_said(shown, same):
         assert_same(shown, "one\ntwo three\nfour\n")
 
 
-def test_computed_times_are_held_to_the_digit():
+@pytest.mark.parametrize("shown", ["23.5 ms", "rows   ms\n   1 23.5"])
+def test_computed_times_are_held_to_the_digit(shown):
+    other = shown.replace("23.5", "23.6")
+    assert_same(shown, other)
     with pytest.raises(AssertionError):
-        assert_same("23.5 ms", "23.6 ms", computed=True)
+        assert_same(shown, other, computed=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "computed"),
+    [
+        ("minineo plan --prompt 3 \\\n    --gpu T4 | head -n 3", True),
+        ("minineo plan --gpu this", False),
+        ("minineo plan", False),
+        ('minineo.plan(name, gpu="T4", prompt=300)', True),
+        ('minineo.plan(\n    "gpt-neo-2.7b",\n    gpu="T4",\n)', True),
+        ('minineo.plan(name, gpu="this")', False),
+        ("minineo.plan(name)", False),
+    ],
+)
+def test_what_is_planned_for_a_gpu_is_computed(code, computed):
+    assert bool(COMPUTED.search(code)) == computed
 
 
 @pytest.mark.parametrize(

@@ -575,6 +575,28 @@ def test_rows_that_fit_have_thousands_commas(capsys):
     assert f"There is room for {rows:,} rows of 40 tokens" in " ".join(out.split())
 
 
+def test_on_a_gpu_it_is_said_what_is_not_counted_and_what_1_gb_for_it_leaves(capsys):
+    _, out, _ = call(capsys, *BOOK, "--batch", "49")
+    with_less = plan("2.7b", gpu="T4", memory=15).max_batch
+    assert with_less < 49 == book().max_batch
+    said = "It fits. There is room for 49 rows of 600 tokens, or for 553 tokens in each of 49 rows."
+    said += " The CUDA context, libraries and the allocator are not counted: with 1 GB set aside "
+    assert f"{said}for them, there is room for {with_less} rows." in " ".join(out.split())
+    for memory, rows in (("6.6", "1 row."), ("6.4", "no row")):  # of 5.3 GB weights + 217 MB a row
+        _, out, _ = call(capsys, *BOOK, "--memory", memory)
+        assert f"set aside for them, there is room for {rows}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [ARGUMENTS, ["--gpu", "this", *ARGUMENTS], ["--gpu", "T4", "--memory", "0.001"]],
+)
+def test_nothing_is_set_aside_on_another_processor_or_where_nothing_fits(capsys, arguments):
+    status, out, _ = call(capsys, "plan", *arguments)
+    assert status == 0
+    assert "set aside" not in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,6 +1,7 @@
 """`minineo plan`: what a model needs and how fast it can be, without its weights."""
 
 import math
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -21,6 +22,7 @@ from .app import (
 )
 
 BAR = 60  # characters
+RESERVE = 10**9  # bytes set aside for what is not counted: a round figure, not a measured one
 
 
 @app.command(
@@ -121,6 +123,8 @@ def print_plan(result: Plan, console: Console):
     console.print(bar(result), markup=False)
     console.print(memory_table(result))
     console.print(capacity(result))
+    if limits.name in GPUS and result.max_batch:
+        console.print(with_reserve(result))
     console.print()
     console.print(
         Text.assemble(
@@ -222,9 +226,24 @@ def capacity(result: Plan) -> Text:
     context = ", which is the context" if longest == result.config.context else ""
     return Text.assemble(
         *verdict,
-        f"There is room for {f'{most:,}' if most else 'no'} row{'' if most == 1 else 's'} of {result.length:,} "
-        f"tokens, or for {f'{longest:,}' if longest else 'no'} tokens in {each}{context}.",
+        f"There is room for {rows_text(most)} of {result.length:,} tokens, or for "
+        f"{f'{longest:,}' if longest else 'no'} tokens in {each}{context}.",
     )
+
+
+def with_reserve(result: Plan) -> str:
+    """Return what else a GPU's memory holds, and how many rows a reserve for it leaves."""
+    memory = result.processor.memory_bytes - RESERVE
+    most = replace(result, processor=replace(result.processor, memory_bytes=memory)).max_batch
+    return (
+        "The CUDA context, libraries and the allocator are not counted: with "
+        f"{bytes_text(RESERVE)} set aside for them, there is room for {rows_text(most)}."
+    )
+
+
+def rows_text(most) -> str:
+    """Return a number of rows, or that there is no row."""
+    return f"{f'{most:,}' if most else 'no'} row{'' if most == 1 else 's'}"
 
 
 def floors(result: Plan):
