@@ -1,15 +1,17 @@
 """Settle on a CUDA GPU, in under five minutes, what cannot be proven without one.
 
-    python tests/gpu_check.py > gpu.json
+    .venv/bin/python tests/gpu_check.py > gpu.json
 
 It runs from the source tree: NumPy, CuPy, torch and transformers must be there, minineo need not be
 installed, and nothing is downloaded. A table goes to stderr as it grows, and all figures as one
 JSON to stdout, in seconds, bytes and operations. The exit status is 0 if all holds, 1 if anything
-failed, 2 where there is no GPU.
+failed, 2 where it cannot begin, such as without a GPU, and 130 if Ctrl-C ends it: the JSON then
+holds what there was until then.
 """
 
 import argparse
 import faulthandler
+import gc
 import inspect
 import json
 import os
@@ -31,7 +33,32 @@ from threading import Timer
 from time import perf_counter
 from types import SimpleNamespace
 
-import numpy as np
+PACKAGES = {  # what it needs, and how pip calls it
+    "numpy": "numpy",
+    "torch": "torch",
+    "transformers": "transformers",
+    "cupy": "'cupy-cuda13x[ctk]'",
+}
+
+
+def missing_packages():
+    """Return in a line which packages are missing, and how to install them; None if none is.
+
+    Of CuPy alone nothing is said here: the search for a GPU says it, and which one the driver needs.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing in ([], ["cupy"]):
+        return None
+    line = f"{sys.executable} -m pip install {' '.join(PACKAGES[name] for name in missing)}"
+    other = " (cupy-cuda12x where nvidia-smi names a CUDA below 13)" if "cupy" in missing else ""
+    return f"not installed: {', '.join(missing)}; {line}{other}"
+
+
+if __name__ == "__main__" and (trouble := missing_packages()):
+    print(trouble, file=sys.stderr)
+    sys.exit(2)
+
+import numpy as np  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = tempfile.TemporaryDirectory()  # what an install would have brought, until this ends
@@ -91,6 +118,7 @@ PREFILLS, DEPTHS = (64, 512, 2000), (64, 1024)
 LENGTHS, BATCHES, BATCH_DEPTH = (64, 128, 256, 512, 1024, 2048), (1, 4, 16, 64), 64
 ROUNDS = 3
 WARM, FEWEST, MOST, BUDGET = 2, 3, 10, 0.25  # passes: untimed, timed, at most; or so many seconds
+ROOM = 4 * 10**9  # bytes of a GPU that a race takes besides: what CUDA keeps, limits, and scores
 COPIED, SIDE = 2**29, 8192  # bytes copied, and rows of a square matrix, to measure the GPU's limits
 
 
@@ -122,9 +150,12 @@ class Findings:
             self.faults.append(what)
             say(f"FAILED: {what}")
 
-    def attempt(self, what, work, *arguments, optional=False):
-        """Do a part of the section; what it raises is a fault, and the next part is done."""
-        if self.left() <= 0:
+    def attempt(self, what, work, *arguments, optional=False, begun=False):
+        """Do a part of the section; what it raises is a fault, and the next part is done.
+
+        What has begun elsewhere is waited for, time or no time.
+        """
+        if self.left() <= 0 and not begun:
             self.left_out.append(what)
             self.expect(optional, f"{what}: no time was left")
             return
@@ -597,12 +628,13 @@ class Transformers(contestants.Transformers):
 
     def __init__(self, fields, dtype, place):
         import torch
-        from transformers import DynamicCache, GPTNeoConfig, GPTNeoForCausalLM
+        from transformers import AutoModelForCausalLM, DynamicCache, GPTNeoConfig
 
         torch.set_float32_matmul_precision("highest")  # no TF32, as in CuPy
-        with torch.device(place):
-            model = GPTNeoForCausalLM(GPTNeoConfig.from_dict(dict(fields)))
-        self.model, self.place = model.to(getattr(torch, dtype)).eval(), place
+        config = GPTNeoConfig.from_dict(dict(fields))
+        with torch.device(place):  # in this dtype at once: changed later, it would take more memory
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        self.model, self.place = model.eval(), place
         self.vocab = model.config.vocab_size
         self.torch, self.new_cache = torch, DynamicCache
         accepted = inspect.signature(model.forward).parameters
@@ -658,8 +690,11 @@ def answer(make, kept, task):
     list of float or dict
     """
     measure = task["measure"]
+    if measure == "drop":
+        kept.clear()
+        free()
+        return {}
     if measure == "load":
-        kept.clear()  # makes room first
         kept["contestant"] = make(task["fields"], task["dtype"])
         return kept["contestant"].about
     contestant = kept["contestant"]
@@ -703,7 +738,9 @@ class Process:
         self.name = name
         command = [sys.executable, str(Path(__file__).resolve()), "--contestant", name]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )  # in a session of its own, where Ctrl-C does not reach it
         self.alarm = Timer(max(0, end - perf_counter()), self.process.kill)
         self.alarm.daemon = True
         self.alarm.start()
@@ -750,10 +787,15 @@ def race(found, askers, fields, dtype, tasks, rounds=ROUNDS):
         For each task by its number, what each contestant took, all rounds together.
     """
     load = {"measure": "load", "fields": fields, "dtype": dtype}
-    ready, samples = {}, {number: {} for number in range(len(tasks))}
-    for asker in askers.values():
-        found.attempt("a task", asker.begin, load)
+    begun, ready, samples = {}, {}, {number: {} for number in range(len(tasks))}
     for name, asker in askers.items():
+
+        def begin(name=name, asker=asker):
+            asker.begin(load)
+            begun[name] = asker
+
+        found.attempt("a task", begin)
+    for name, asker in begun.items():
 
         def wait(name=name, asker=asker):
             about = asker.result()
@@ -761,7 +803,7 @@ def race(found, askers, fields, dtype, tasks, rounds=ROUNDS):
             found.data.setdefault("contestants", {})[name] = about
             found.expect(about["tf32"] is False, f"{name} multiplies in TF32")
 
-        found.attempt(f"{name} makes the model", wait)
+        found.attempt(f"{name} makes the model", wait, begun=True)
     for _ in range(rounds):
         for number, task in enumerate(tasks):
             for name, asker in list(ready.items()):
@@ -778,16 +820,42 @@ def race(found, askers, fields, dtype, tasks, rounds=ROUNDS):
                 found.attempt(f"{name}, {task}", ask, optional=True)
                 if len(found.faults) > before:  # one that has failed is asked no more
                     del ready[name]
+    for asker in begun.values():  # whoever comes next needs the memory
+        with suppress(OSError, RuntimeError):  # it has ended, and so holds none
+            asker.begin({"measure": "drop"})
+            asker.result()
     return samples
 
 
-def speed(found, askers, races, prefills=PREFILLS, depths=DEPTHS, rounds=ROUNDS):
+def too_little_memory(device, fields, dtype):
+    """Return in a sentence why a race does not fit into the free memory of a GPU, or None.
+
+    Every contestant holds the weights, and the keys and values of the longest prefill.
+    """
+    memory = device.memory()
+    if memory is None:
+        return None
+    config, itemsize = Config.from_dict(fields), np.dtype(dtype).itemsize
+    each = costs.weight_bytes(config, itemsize)
+    each += costs.cache_bytes(config, max(PREFILLS) + 1, itemsize)
+    needed = len(NAMES) * each + ROOM
+    if needed <= memory.free:
+        return None
+    return (
+        f"{len(NAMES)} such models at once need {needed / 1e9:.1f} GB of the GPU's memory, "
+        f"and {memory.free / 1e9:.1f} GB are free"
+    )
+
+
+def speed(found, askers, device, races, prefills=PREFILLS, depths=DEPTHS, rounds=ROUNDS):
     """Time prefill and decode of all contestants at several shapes.
 
     Parameters
     ----------
     found : Findings
     askers : dict of str to Process
+    device : Device
+        What does not fit into its free memory is left out.
     races : list of (name, fields, dtype)
     prefills, depths : tuple of int, optional
     rounds : int, optional
@@ -795,6 +863,9 @@ def speed(found, askers, races, prefills=PREFILLS, depths=DEPTHS, rounds=ROUNDS)
     found.data |= {"rounds": rounds, "rows": [], "limits": []}
     for name, fields, dtype in races:
         what = f"speed of {name} in {dtype}"
+        if reason := too_little_memory(device, fields, dtype):
+            found.left_out.append(f"{what}: {reason}")
+            continue
         found.attempt(
             what, speed_of, found, askers, name, fields, dtype, prefills, depths, rounds,
             optional=True,
@@ -989,7 +1060,7 @@ def examine(device, results, only=None):
         "environment": lambda found: environment(found, device),
         "parity": lambda found: parity(found, devices, "cuda"),
         "counts": lambda found: launches(found, device, shape, profiled),
-        "speed": lambda found: speed(found, askers, races),
+        "speed": lambda found: speed(found, askers, device, races),
         "paths": lambda found: paths(found, askers, device, shape),
     }
     with ExitStack() as stack:
@@ -997,7 +1068,7 @@ def examine(device, results, only=None):
             if only not in (None, name):
                 continue
             if name in ("speed", "paths") and not askers:
-                free(device)
+                free()
                 for each in NAMES:
                     askers[each] = Process(each, start + later["paths"])
                     stack.callback(askers[each].close)
@@ -1009,10 +1080,11 @@ def examine(device, results, only=None):
             say(f"{name}: {found.to_json()['status']} in {found.seconds:.0f} s{left_out}")
 
 
-def free(device):
-    """Give back the memory that this process keeps, before others measure."""
-    if device.cupy is not None:
-        device.cupy.get_default_memory_pool().free_all_blocks()
+def free():
+    """Give back the memory of the GPU that this process keeps for later, since others need it."""
+    gc.collect()
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
@@ -1026,6 +1098,17 @@ def plain(value):
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
+def not_writable(file):
+    """Return in a line why a file cannot be written, or None."""
+    if file.is_dir():
+        return f"{file} is a folder; give a file's name"
+    if not file.parent.is_dir():
+        return f"{file.parent} does not exist; make it first, or write elsewhere"
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        return f"cannot write {file}"
+    return None
+
+
 def main():
     """Examine the GPU, or be a contestant of the examination."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -1036,16 +1119,19 @@ def main():
     if asked.contestant:
         serve(asked.contestant)
         return 0
+    if asked.out and (trouble := not_writable(asked.out)):
+        say(trouble)
+        return 2
     try:
         device = choose("cuda")
     except InputError as error:
-        say(str(error))
+        say(str(error).removesuffix("; or use --device cpu"))  # there is no such option here
         return 2
     start, answers, results = perf_counter(), sys.stdout, {}
 
-    def report():
+    def report(ended=""):  # what has ended it too early
         sections = {name: found.to_json() for name, found in results.items()}
-        passed = all(section["status"] == "ok" for section in sections.values())
+        passed = not ended and all(section["status"] == "ok" for section in sections.values())
         seconds = perf_counter() - start
         text = json.dumps(
             {
@@ -1061,19 +1147,24 @@ def main():
         print(text, file=answers, flush=True)
         if asked.out:
             asked.out.write_text(text + "\n", encoding="utf-8")
-        say(f"{'all holds' if passed else 'FAILED'} after {seconds:.0f} s")
+        say(f"{ended or ('all holds' if passed else 'FAILED')} after {seconds:.0f} s")
         return 0 if passed else 1
 
     def give_up():
         faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
-        report()
+        report("FAILED: stopped")
         os._exit(1)
 
     alarm = Timer(ALARM, give_up)
     alarm.daemon = True
     alarm.start()
-    with redirect_stdout(sys.stderr):
-        examine(device, results, asked.only)
+    try:
+        with redirect_stdout(sys.stderr):
+            examine(device, results, asked.only)
+    except KeyboardInterrupt:
+        alarm.cancel()
+        report("interrupted")
+        return 130
     alarm.cancel()
     return report()
 

@@ -50,6 +50,7 @@ class Here:
 @pytest.fixture
 def askers(monkeypatch):
     monkeypatch.setattr(gpu_check, "BUDGET", 0)
+    monkeypatch.setattr(gpu_check, "free", lambda: None)
     monkeypatch.setattr(Minineo.limits, "__defaults__", (2**10, 16))
 
     def ours(fields, dtype):
@@ -197,7 +198,7 @@ def test_all_contestants_are_timed_in_turn_at_each_size(askers):
     found, order = Findings(), []
     for name, asker in askers.items():
         asker.begin = lambda task, name=name, begin=asker.begin: (order.append(name), begin(task))
-    gpu_check.speed(found, askers, [("125m", TINY, "float32")], (5, 9), (4, 8), rounds=2)
+    gpu_check.speed(found, askers, CPU, [("125m", TINY, "float32")], (5, 9), (4, 8), rounds=2)
     assert not found.faults
     assert [(row["measure"], row["size"]) for row in found.data["rows"]] == [
         ("prefill", 5),
@@ -206,7 +207,8 @@ def test_all_contestants_are_timed_in_turn_at_each_size(askers):
         ("decode", 8),
     ]
     a_round = ["minineo", *4 * gpu_check.NAMES]  # the limits, and four measures
-    assert order == [*gpu_check.NAMES, *a_round, *a_round]
+    assert order == [*gpu_check.NAMES, *a_round, *a_round, *gpu_check.NAMES]  # load, ..., drop
+    assert not any(asker.kept for asker in askers.values())
     for row in found.data["rows"]:
         assert list(row["contestants"]) == list(gpu_check.NAMES)
         for figures in row["contestants"].values():
@@ -224,7 +226,7 @@ def test_all_contestants_are_timed_in_turn_at_each_size(askers):
 def test_a_contestant_that_fails_is_asked_no_more_and_the_others_go_on(askers):
     askers["transformers"].make = lambda fields, dtype: 1 / 0
     found = Findings()
-    gpu_check.speed(found, askers, [("tiny", TINY, "float16")], (5,), (4,), rounds=1)
+    gpu_check.speed(found, askers, CPU, [("tiny", TINY, "float16")], (5,), (4,), rounds=1)
     assert len(found.faults) == 1
     assert "ZeroDivisionError" in found.faults[0]
     for row in found.data["rows"]:
@@ -234,9 +236,90 @@ def test_a_contestant_that_fails_is_asked_no_more_and_the_others_go_on(askers):
 
 def test_a_race_that_no_time_is_left_for_is_left_out(askers):
     found = Findings(end=0)
-    gpu_check.speed(found, askers, [("tiny", TINY, "float32")])
+    gpu_check.speed(found, askers, CPU, [("tiny", TINY, "float32")])
     assert found.left_out == ["speed of tiny in float32"]
     assert not found.faults
+
+
+def test_a_race_that_does_not_fit_into_the_memory_is_left_out_with_the_reason(monkeypatch):
+    """125M in float32: 3 x (0.50 GB of weights + 0.15 GB of keys and values) + 4 GB."""
+    memory = SimpleNamespace(free=5_920_000_000)
+    device, fields = SimpleNamespace(memory=lambda: memory), gpu_check.shape_fields("125m")
+    reason = "3 such models at once need 5.9 GB of the GPU's memory, and 5.9 GB are free"
+    assert gpu_check.too_little_memory(device, fields, "float32") == reason
+    memory.free += 10_000_000
+    assert gpu_check.too_little_memory(device, fields, "float32") is None
+
+    def speed_of(found, askers, *race):
+        raced.append(race[:3])
+        memory.free -= 500_000_000
+
+    raced, found = [], Findings()
+    monkeypatch.setattr(gpu_check, "speed_of", speed_of)
+    races = [("125m", fields, dtype) for dtype in ("float32", "float32", "float16")]
+    gpu_check.speed(found, {}, device, races)
+    assert not found.faults
+    assert raced == [races[0], races[2]]
+    reason = "3 such models at once need 5.9 GB of the GPU's memory, and 5.4 GB are free"
+    assert found.left_out == [f"speed of 125m in float32: {reason}"]
+
+
+def test_the_page_says_how_much_memory_each_race_needs():
+    device = SimpleNamespace(memory=lambda: SimpleNamespace(free=0))
+    needed = [
+        float(re.search(r"need ([\d.]+) GB", gpu_check.too_little_memory(device, fields, dtype))[1])
+        for name, dtype in gpu_check.RACES
+        for fields in [gpu_check.shape_fields(name)]
+    ]
+    page = (SCRIPT.parent.parent / "docs/how-to/gpu.md").read_text(encoding="utf-8")
+    table = re.search(r"\| free memory.*?\n\n", page, re.DOTALL)[0]
+    assert [float(each) for each in re.findall(r"^\| ([\d.]+) \|", table, re.M)] == sorted(needed)
+
+
+def test_what_has_begun_is_waited_for_even_if_time_is_over_so_that_answers_stay_in_step(askers):
+    found = Findings()
+    load = askers["transformers"].begin
+
+    def begin(task):
+        load(task)
+        found.end = 0  # the time is over once all load
+
+    askers["transformers"].begin = begin
+    gpu_check.race(found, askers, TINY, "float32", [{"measure": "naive", "size": 3}])
+    assert not found.faults
+    assert list(found.data["contestants"]) == list(gpu_check.NAMES)
+    assert not any(asker.kept for asker in askers.values())
+
+
+def test_a_contestant_drops_its_model_before_it_gives_the_memory_back(monkeypatch):
+    kept, calls = {"contestant": object()}, []
+    pool = SimpleNamespace(free_all_blocks=lambda: calls.append(("cupy", dict(kept))))
+    cupy = SimpleNamespace(get_default_memory_pool=lambda: pool)
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(empty_cache=lambda: calls.append(("torch", dict(kept))))
+    )
+    monkeypatch.setattr(gpu_check.gc, "collect", lambda: calls.append(("gc", dict(kept))))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert gpu_check.answer(None, kept, {"measure": "drop"}) == {}
+    assert calls == [("gc", {}), ("cupy", {}), ("torch", {})]
+
+
+def test_transformers_makes_its_weights_in_their_dtype(monkeypatch):
+    """In float32 first, they would take twice the memory in float16."""
+    torch = pytest.importorskip("torch")
+    made = []
+    wanted = torch.nn.Linear.__init__
+
+    def linear(self, *inputs, **options):
+        wanted(self, *inputs, **options)
+        made.append(self.weight.dtype)
+
+    monkeypatch.setattr(torch.nn.Linear, "__init__", linear)
+    contestant = Transformers(TINY, "float16", "cpu")
+    assert set(made) == {torch.float16}
+    assert {each.dtype for each in contestant.model.parameters()} == {torch.float16}
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_contestants_make_the_same_passes(askers):
@@ -353,7 +436,7 @@ def test_all_sections_run_in_their_order_and_share_one_set_of_contestants(monkey
 
         monkeypatch.setattr(gpu_check, name, section)
     monkeypatch.setattr(gpu_check, "Process", Process)
-    monkeypatch.setattr(gpu_check, "free", lambda device: None)
+    monkeypatch.setattr(gpu_check, "free", lambda: None)
     found = {}
     gpu_check.examine(CPU, found)
     results = {name: each.to_json() for name, each in found.items()}
@@ -375,6 +458,8 @@ def test_a_process_answers_line_by_line_and_says_what_went_wrong():
     with ExitStack() as stack:
         process = gpu_check.Process("minineo", gpu_check.perf_counter() + 60)
         stack.callback(process.close)
+        if hasattr(os, "getsid"):  # Ctrl-C goes to a session, and is for the script alone
+            assert os.getsid(process.process.pid) != os.getsid(0)
         for _ in range(2):
             process.begin({"measure": "load", "fields": TINY, "dtype": "float32"})
             with pytest.raises(RuntimeError, match="cuda does not work here"):
@@ -422,6 +507,87 @@ def test_it_prints_one_json_and_a_failure_is_its_exit_status(status, monkeypatch
     assert "what a library prints" in said
 
 
+def test_ctrl_c_reports_what_there_is(monkeypatch, capsys, tmp_path):
+    def section(found, *inputs):
+        found.data["difference"] = 1e-6
+
+    def stopped(found, *inputs):
+        found.data["layers"] = 12
+        raise KeyboardInterrupt
+
+    file = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu_check, "choose", lambda name: CPU)
+    monkeypatch.setattr(gpu_check, "environment", section)
+    monkeypatch.setattr(gpu_check, "parity", section)
+    monkeypatch.setattr(gpu_check, "launches", stopped)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--out", str(file)])
+    assert gpu_check.main() == 130
+    printed, said = capsys.readouterr()
+    report = json.loads(printed)
+    assert report == json.loads(file.read_text(encoding="utf-8"))
+    assert report["passed"] is False
+    sections = report["sections"]
+    assert list(sections) == ["environment", "parity", "counts"]
+    assert [each["status"] for each in sections.values()] == ["ok", "ok", "failed"]
+    assert sections["parity"]["difference"] == 1e-6
+    assert sections["counts"]["layers"] == 12
+    assert said.splitlines()[-1].startswith("interrupted after ")
+
+
+def test_ctrl_c_between_two_sections_is_no_success(monkeypatch, capsys):
+    def examine(device, results, only):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "choose", lambda name: CPU)
+    monkeypatch.setattr(gpu_check, "examine", examine)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    assert gpu_check.main() == 130
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+
+
+@pytest.mark.parametrize("name", ["miss/ing.json", ""])
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu_check, "choose", pytest.fail)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--out", str(tmp_path / name)])
+    assert gpu_check.main() == 2
+    printed, said = capsys.readouterr()
+    assert printed == ""
+    assert len(said.splitlines()) == 1
+    assert re.search("does not exist|is a folder", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_packages_it_ends_at_once_with_the_command_that_installs_them():
+    """Not even NumPy is there without site-packages."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run([sys.executable, "-S", SCRIPT], capture_output=True, text=True, env=env)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr == (
+        f"not installed: numpy, torch, transformers, cupy; {sys.executable} -m pip install "
+        "numpy torch transformers 'cupy-cuda13x[ctk]' "
+        "(cupy-cuda12x where nvidia-smi names a CUDA below 13)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("absent", "line"),
+    [
+        (["torch"], "not installed: torch; python -m pip install torch"),
+        (
+            ["torch", "transformers"],
+            "not installed: torch, transformers; python -m pip install torch transformers",
+        ),
+        (["cupy"], None),  # `choose` says it, and which CuPy the driver needs
+        ([], None),
+    ],
+)
+def test_of_its_packages_it_names_those_that_are_missing(absent, line, monkeypatch):
+    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr(sys, "executable", "python")
+    assert gpu_check.missing_packages() == line
+
+
 def test_without_a_gpu_it_ends_at_once_with_one_line():
     if choose("auto").cupy is not None:
         pytest.skip("there is a GPU: test_gpu.py runs the real thing")
@@ -429,6 +595,7 @@ def test_without_a_gpu_it_ends_at_once_with_one_line():
     assert ran.returncode == 2
     assert ran.stdout == ""
     assert ran.stderr.startswith("cuda does not work here: ")
+    assert "--device" not in ran.stderr  # it has no such option
     assert len(ran.stderr.splitlines()) == 1
 
 
