@@ -307,7 +307,7 @@ def words_of(output, computed=False):
     """
     lines, columns = [], set()
     for line in output.splitlines():
-        if line.startswith(("no CUDA GPU in use:", "Do not trust these:")):
+        if line.startswith(("no CUDA GPU in use:", "Do not trust these ")):
             continue
         heads = set() if computed else {found.end() for found in COLUMN.finditer(line)}
         columns = heads or (columns if line.strip() else set())
@@ -359,7 +359,7 @@ memory for each token.
         ("  5.94 2.9e-06", "   127 1.0e-05"),
         ("22.58 ms", "1,022.58 ms"),
         ("from step 1 on. It costs 6.0 KiB of\n", "from step 3 on. It costs\n6.0 KiB of "),
-        ("2.6 x\n", "3.1 x\nDo not trust these: others kept 1.3 cores busy.\n"),
+        ("2.6 x\n", "3.1 x\nDo not trust these times: others kept 1.3 cores busy.\n"),
     ],
 )
 def test_measured_figures_may_differ(said, instead):
