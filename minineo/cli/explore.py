@@ -10,6 +10,7 @@ from rich.text import Text
 from ..checkpoints import load
 from ..study.explore import Exploration, explore
 from ..study.faults import find_fault
+from ..study.lockstep import Place
 from ..transformer import InputError
 from .app import (
     DeviceOption,
@@ -94,8 +95,7 @@ def print_exploration(exploration: Exploration, file, console: Console):
             console.print(f"The fault stays hidden in this text{shows}.")
     else:
         found = facts["found"]
-        layer = "" if found["layer"] is None else f"layer {found['layer']}, "
-        place = f"step {found['step']}, {layer}{found['value']}"
+        place = Place(found["step"], found["layer"], found["value"])
         console.print(Text.assemble(("The paths differ", "bold red"), f", first at {place}."))
     size = real_path(file).stat().st_size / 1e6
     console.print(Text(f"{file}, {size:.1f} MB: open it in a browser."), soft_wrap=True)

@@ -19,7 +19,7 @@ from .app import (
     show,
     write_json,
 )
-from .text import printable
+from .text import computed_by, printable
 
 
 @app.command("faults", epilog="Example: minineo faults")
@@ -80,7 +80,7 @@ def compare_with_fault(name, prompt, new_tokens, model, device, dtype, json_file
 def print_fault_run(run: FaultRun, console: Console):
     """Print what is wrong, where it shows, and what becomes of the text."""
     model = run.model
-    on = f" with the fault {run.fault.name}; {model.device.name}, {model.dtype}"
+    on = f" with the fault {run.fault.name}; {computed_by(model)}"
     console.print(Text.assemble((model.name, "bold"), on))
     if model.device.why:
         console.print(Text(model.device.why, style="dim"))

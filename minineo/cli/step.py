@@ -28,7 +28,7 @@ from .app import (
 )
 from .compare import PROMPT
 from .generate import counted
-from .text import token_text
+from .text import computed_by, token_text
 
 LABEL, SIDE = 8, 35  # columns: the name of a value, a path
 NUMBERS, ROWS, KEYS, STRIP, MOST, BAR = 3, 2, 4, 28, 5, 16  # how many of these are shown
@@ -102,7 +102,7 @@ def print_legend(walk: Flow, console: Console):
     model, config = walk.model, walk.model.config
     there = (
         f": steps 0 to {len(walk) - 1}, layers 0 to {config.n_layers - 1}, "
-        f"heads 0 to {config.n_heads - 1}; {model.device.name}, {model.dtype}"
+        f"heads 0 to {config.n_heads - 1}; {computed_by(model)}"
     )
     print_lines([Text.assemble((model.name, "bold"), there)], console)
     if model.device.why:

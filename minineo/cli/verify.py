@@ -17,6 +17,7 @@ from .app import (
     progress_bar,
     show,
 )
+from .text import computed_by
 
 
 @app.command("verify", epilog="Example: minineo verify --model gpt-neo-125m --json parity.json")
@@ -47,7 +48,7 @@ def print_verification(verification: Verification, console: Console):
         Text.assemble(
             (model.name, "bold"),
             f" against transformers {versions['transformers']}, torch {versions['torch']}; "
-            f"{model.device.name}, {model.dtype}",
+            f"{computed_by(model)}",
         )
     )
     lengths = ", ".join(map(str, verification.lengths))

@@ -229,9 +229,7 @@ class Benchmark:
     @property
     def warnings(self) -> list[str]:
         """Why the figures are worthless; empty when nothing speaks against them."""
-        found = []
-        if self.busy_cores is not None and self.busy_cores > hardware.BUSY_CORES:
-            found.append(f"others kept {self.busy_cores:.1f} cores busy meanwhile")
+        found = hardware.busy_warnings(self.busy_cores)
         if self.granted_share < hardware.GRANTED:
             found.append(f"threads got {self.granted_share:.0%} of the processor time they wanted")
         if self.logit_difference is not None and not self.logit_difference <= SAME_LOGITS:
@@ -456,8 +454,7 @@ def run_all(jobs, folder, progress):
     for contestant, measures in jobs:
         started, before = perf_counter() - begin, hardware.CpuTimes.now()
         pid = run(contestant, folder, measures, keep)
-        ended, after = perf_counter() - begin, hardware.CpuTimes.now()
-        busy = before.others(after) if before and after else None
+        ended, busy = perf_counter() - begin, hardware.busy_since(before)
         runs.append(Run(contestant, pid, started, ended, busy))
     return samples, runs
 

@@ -14,7 +14,7 @@ from ..generation import Step, generate
 from ..generation.batch import PATHS
 from ..transformer.cache import whole
 from . import hardware
-from .costs import Operation, launches, pass_costs, total
+from .costs import Operation, cache_bytes, launches, pass_costs, total
 from .lockstep import ROUNDING, Divergence, Lockstep, Pass, lockstep
 from .plain import number
 
@@ -69,9 +69,7 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Why the times are worthless; empty when nothing speaks against them."""
-        if self.busy_cores is not None and self.busy_cores > hardware.BUSY_CORES:
-            return [f"others kept {self.busy_cores:.1f} cores busy meanwhile"]
-        return []
+        return hardware.busy_warnings(self.busy_cores)
 
     @property
     def agree(self) -> bool:
@@ -125,8 +123,7 @@ class Comparison:
     @property
     def bytes_per_token(self) -> int:
         """What one more token costs in the cache: a key and a value in every layer."""
-        config = self.model.config
-        return 2 * config.n_layers * config.width * self.model.weights.token_embedding.itemsize
+        return cache_bytes(self.model.config, 1, self.model.weights.token_embedding.itemsize)
 
     def seconds(self, path) -> list[float]:
         """Return the time of each step on the path "cached" or "naive"."""
@@ -298,8 +295,7 @@ def compare(
         step = len(cached) if path == "cached" else len(pairs)
         breakdown = Divergence(step, None, f"the {path} path broke down: {error}")
 
-    after = hardware.CpuTimes.now()
-    busy = before.others(after) if before and after else None
+    busy = hardware.busy_since(before)
     fed = [ids, *([step.token] for step in cached)]
     found = lockstep(
         model,

@@ -23,7 +23,7 @@ from ..transformer.replaceable import replaced
 from . import costs
 from .faults import OTHER_PROMPT, WHOLE, Fault, find_fault, run_fault, with_new_tokens, write
 from .flow import NAMES
-from .lockstep import HIDDEN, ROUNDING, Lockstep, Pass, distance, lockstep
+from .lockstep import HIDDEN, ROUNDING, Lockstep, Pass, distance, distances, lockstep, size_of
 from .plain import number
 
 SCRIPTS = (
@@ -560,15 +560,9 @@ def shown(array):
         return array.astype(np.float32)
 
 
-def size_of(array):
-    """Return the largest number that is not hidden, but 1 at least."""
-    return float(np.abs(np.where(np.abs(array) < HIDDEN, array, 0)).max(initial=1))
-
-
 def cells_apart(ours, theirs):
     """Return how far each cell differs; a score that one path alone hides lies infinitely far."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        apart = np.abs(np.where(ours == theirs, 0, ours - theirs))
+    apart = distances(ours, theirs)
     return np.where(apart > HIDDEN, np.inf, apart)
 
 

@@ -163,8 +163,20 @@ def busy_cores(seconds=0.5):
     """Return how many cores others keep busy just now, or None where nothing tells."""
     before = CpuTimes.now()
     sleep(seconds)
+    return busy_since(before)
+
+
+def busy_since(before: CpuTimes | None) -> float | None:
+    """Return how many cores others have kept busy since then, or None where nothing tells."""
     after = CpuTimes.now()
     return before.others(after) if before and after else None
+
+
+def busy_warnings(busy: float | None) -> list[str]:
+    """Return the warning that so many cores kept busy by others deserve, or none."""
+    if busy is None or busy <= BUSY_CORES:
+        return []
+    return [f"others kept {busy:.1f} cores busy meanwhile"]
 
 
 def machine_seconds(stat=Path("/proc/stat")):

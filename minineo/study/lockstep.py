@@ -386,16 +386,24 @@ def distance(ours, theirs):
     for mine, other in zip(ours, theirs, strict=True):
         if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             return None
-        measured = np.abs(other) < min(HIDDEN, float(np.finfo(other.dtype).max))
-        size = float(np.abs(np.where(measured, other, 0)).max(initial=1))
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = np.abs(np.where(mine == other, 0, mine - other))
-        share = float(apart.max(initial=0)) / size
+        share = float(distances(mine, other).max(initial=0)) / size_of(other)
         if not share <= worst:
             worst = share
         if np.isnan(worst):
             return worst
     return worst
+
+
+def distances(ours, theirs):
+    """Return how far each number of a value differs."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.abs(np.where(ours == theirs, 0, ours - theirs))
+
+
+def size_of(value):
+    """Return the largest number of a value that is not hidden, but 1 at least."""
+    measured = np.abs(value) < min(HIDDEN, float(np.finfo(value.dtype).max))
+    return float(np.abs(np.where(measured, value, 0)).max(initial=1))
 
 
 def in_float64(model: Model) -> Model:

@@ -30,7 +30,7 @@ from ..generation.sampling import is_finite
 from ..transformer import InputError
 from ..transformer.cache import whole
 from . import hardware
-from .costs import pass_costs, total
+from .costs import cache_bytes, pass_costs, total
 
 POLICIES = ("one", "dynamic", "continuous")
 MEASURES = ("queue", "prefill", "first_token", "per_token", "latency")  # of `Served`, in seconds
@@ -353,9 +353,7 @@ class Experiment:
     @property
     def warnings(self) -> list[str]:
         """Why the figures are worthless; empty when nothing speaks against them."""
-        if self.busy_cores is not None and self.busy_cores > hardware.BUSY_CORES:
-            return [f"others kept {self.busy_cores:.1f} cores busy meanwhile"]
-        return []
+        return hardware.busy_warnings(self.busy_cores)
 
     def turns_at(self, policy) -> float | None:
         """Return the rate below which first tokens come no sooner than one by one, above it sooner.
@@ -684,8 +682,7 @@ def costs_of(model, steps, slots):
 
 def token_bytes(model):
     """Return the bytes of one token's keys and values, in all layers."""
-    config = model.config
-    return 2 * config.n_layers * config.width * model.weights.token_embedding.itemsize
+    return cache_bytes(model.config, 1, model.weights.token_embedding.itemsize)
 
 
 def warm_up(batch, visits):
@@ -775,8 +772,7 @@ def experiment(
             )
             earlier += len(visits)
         loads.append(Load(rate, services))
-    after = hardware.CpuTimes.now()
-    busy = before.others(after) if before and after else None
+    busy = hardware.busy_since(before)
     budget = None if budget_mib is None else 2**20 * float(budget_mib)
     return Experiment(model, alone, float(wait_ms) / 1000, budget, loads, busy)
 
