@@ -6,6 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "minineo"
 PARTS = {  # from what imports nothing to what imports all
     "transformer": "the model",
+    "cores": "the cores of a CPU",
     "cuda": "kernels",
     "device": "CPU or GPU",
     "checkpoints": "files to weights",

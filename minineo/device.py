@@ -6,23 +6,22 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from importlib.metadata import distributions
 from textwrap import shorten
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
+from .cores import one_core, shared_blocks, sharers
 from .cuda.kernels import kernels
 from .transformer import Config, InputError
 from .transformer.trace import Silent, silent
 
-# Below both, a product is too small to be shared out: on one core it takes less time than a thread
-# may need to wake, and a hundredth of it where another program keeps a core busy.
-SMALL_MATRIX = 2**19  # numbers: larger ones are read faster by several cores
-SMALL_PRODUCT = 2**24  # multiplications
+# Numbers in a matrix. Products with one as small gain little or nothing on several cores, and take
+# a hundred times as long where another program keeps a core busy.
+SMALL_MATRIX = 2**19
 
 CUPY_WHEELS = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")  # no two go together
 INSTALL_DRIVER = (
@@ -170,17 +169,26 @@ class Device:
             finally:
                 ranges.close()
 
-    def threads(self, config: Config, tokens: int) -> AbstractContextManager:
-        """Return a context for a pass of so many tokens: NumPy uses one core if the pass is small.
+    def stand_ins(self, tokens: int) -> Mapping:
+        """Return what stands in for replaceable functions in a pass of so many tokens.
+
+        These are the kernels, and on a CPU `blocks` shared out over the cores, if the pass is long
+        enough to gain by it.
+        """
+        cores = sharers(tokens) if self.cupy is None else 1
+        shared = {"blocks": partial(shared_blocks, cores=cores)} if cores > 1 else {}
+        return {**self.kernels, **shared}
+
+    def threads(self, config: Config) -> AbstractContextManager:
+        """Return a context for passes of a model: NumPy multiplies on one core if it is small.
 
         While OpenBLAS waits for a thread it spins, and what it waits for may be on a core that
         another program uses: a pass of the embedded model then takes 100 times as long.
 
         On a GPU it is the context that `selected` returns.
         """
-        matrix = config.width * config.inner
-        small = matrix <= SMALL_MATRIX and matrix * tokens <= SMALL_PRODUCT
-        return _one_core() if small and self.cupy is None else self.selected()
+        small = config.width * config.inner <= SMALL_MATRIX
+        return one_core() if small and self.cupy is None else self.selected()
 
 
 class Ranges(Silent):
@@ -213,26 +221,6 @@ class Ranges(Silent):
     def _end(self):
         self._nvtx.RangePop()
         self._open -= 1
-
-
-@contextmanager
-def _one_core():
-    """Let NumPy multiply with one thread inside a `with` block."""
-    libraries = _blas()  # asked directly: `ThreadpoolController.limit` takes a tenth of a pass
-    before = [library.get_num_threads() for library in libraries]
-    for library in libraries:
-        library.set_num_threads(1)
-    try:
-        yield
-    finally:
-        for library, threads in zip(libraries, before, strict=True):
-            library.set_num_threads(threads)
-
-
-@cache
-def _blas():
-    """Return the libraries that NumPy multiplies with."""
-    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def choose(name="auto", use_kernels=True):

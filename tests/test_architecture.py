@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "minineo"
 MAY_IMPORT = {
     "transformer": set(),
     "cuda": {"transformer"},
-    "device": {"transformer", "cuda"},
+    "cores": {"transformer"},
+    "device": {"transformer", "cores", "cuda"},
     "checkpoints": {"transformer", "device"},
     "generation": {"transformer", "device", "checkpoints"},
     "study": {"transformer", "cuda", "device", "checkpoints", "generation"},

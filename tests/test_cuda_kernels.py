@@ -389,7 +389,8 @@ def test_a_traced_call_is_the_plain_function(gpu, monkeypatch):
 
 
 def test_every_function_that_can_be_replaced_is_and_nothing_is_compiled_before_it_is_called():
-    assert kernels.kernels(None).keys() == replaceable._names
+    of_a_cpu = {"blocks"}  # cores share it
+    assert kernels.kernels(None).keys() == replaceable._names - of_a_cpu
 
 
 # whole passes

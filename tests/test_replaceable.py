@@ -49,7 +49,7 @@ def test_it_holds_for_one_thread_alone():
 
 @pytest.mark.parametrize("name", ["softmax", "forward", "gelu"])
 def test_what_cannot_be_replaced_is_refused_and_what_can_is_named(name):
-    can = "add_linear, append, attend, gelu_new, layer_norm, linear, linear_gelu"
+    can = "add_linear, append, attend, blocks, gelu_new, layer_norm, linear, linear_gelu"
     with (
         pytest.raises(InputError, match=f"^{name} cannot be replaced; {can} can$"),
         replaced(gelu_new=returning(7), **{name: softmax}),

@@ -47,7 +47,8 @@ class Model:
     def forward(self, tokens, cache, **options):
         """Make one pass of new tokens, as `minineo.forward` does, the way that suits the device.
 
-        A pass that is traced, or in which anything is replaced already, runs without kernels.
+        A pass that is traced, or in which anything is replaced already, runs as it is written:
+        without kernels, and not shared out over cores.
 
         Parameters
         ----------
@@ -62,9 +63,10 @@ class Model:
         """
         trace = options.pop("trace", silent)
         plain = anything_replaced() or not isinstance(trace, Silent)
+        stand_ins = {} if plain else self.device.stand_ins(np.size(tokens))
         with (
-            self.device.threads(self.config, np.size(tokens)),
-            replaced(**({} if plain else self.device.kernels)),
+            self.device.threads(self.config),
+            replaced(**stand_ins),
             self.device.profiled(trace) as trace,
         ):
             return forward(tokens, self.weights, self.config, cache, trace=trace, **options)

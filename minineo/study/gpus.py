@@ -226,7 +226,7 @@ def layer_of(config: Config, dtype: str) -> list:
 def products_seconds(config: Config, matrices: list, rows: int) -> float:
     """Return the median time of products with these, on as many cores as a pass would take."""
     products = Products(matrices, rows)
-    with choose("cpu").threads(config, rows):
+    with choose("cpu").threads(config):
         products.seconds(matrices)  # warm up
         samples = [products.seconds(matrices)]
         while len(samples) < REPEATS and sum(samples) < BUDGET_SECONDS:

@@ -247,7 +247,7 @@ class Runs:
             lambda trace: self._forward(so_far, Recompute(), trace),
             nullcontext,
         )
-        with self.model.device.threads(self.model.config, so_far.tokens.size):
+        with self.model.device.threads(self.model.config):
             try:
                 cached.begin()
                 naive.begin()

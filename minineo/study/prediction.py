@@ -241,7 +241,7 @@ def measure_rates(model: Model, lengths: Sequence[int]) -> Rates:
             query @ k.swapaxes(-1, -2)
             shares @ v
 
-    looked_at = _seconds(model, 1, look)
+    looked_at = _seconds(model, look)
     launch = _launch_seconds(model)
     return Rates(
         sum(matrix.nbytes for matrix in matrices) / read,
@@ -280,14 +280,14 @@ def _row_rates(model, rows, launch):
         np.add(inner, bias, out=inner)
 
     def of_one_number(array, calls, run):
-        return max(0.0, _seconds(model, rows, run) - calls * launch) / array.size
+        return max(0.0, _seconds(model, run) - calls * launch) / array.size
 
     flops = 2 * len(layers) * rows * costs.layer_matrices(config)
     attention_flops = 2 * 2 * block * rows * config.width
     return RowRates(
         rows,
         flops / layer_seconds,
-        attention_flops / _seconds(model, rows, attend),
+        attention_flops / _seconds(model, attend),
         of_one_number(scores, 1 + SOFTMAX, share),
         of_one_number(inner, GELU, lambda: gelu_new(inner)),
         of_one_number(vectors, NORM, lambda: layer_norm(vectors, *weights.norm, config.eps)),
@@ -304,7 +304,7 @@ def _products_seconds(model, rows, matrices):
         for matrix in matrices:
             vectors[matrix.shape[1]] @ matrix.T
 
-    return _seconds(model, rows, multiply)
+    return _seconds(model, multiply)
 
 
 def _launch_seconds(model):
@@ -329,7 +329,7 @@ def _launch_seconds(model):
         cache.crop(0)
         empty.forward([[0]], cache)
 
-    return _seconds(empty, 1, decode) / launches(small, 1, kernels=bool(model.device.kernels))
+    return _seconds(empty, decode) / launches(small, 1, kernels=bool(model.device.kernels))
 
 
 def _full(like, shape):
@@ -337,9 +337,9 @@ def _full(like, shape):
     return np.full_like(like, 0.01, shape=shape)
 
 
-def _seconds(model, tokens, run):
-    """Return the median time of a call, on as many cores as a pass of so many tokens takes."""
-    with model.device.threads(model.config, tokens):
+def _seconds(model, run):
+    """Return the median time of a call, in which NumPy multiplies on as many cores as in a pass."""
+    with model.device.threads(model.config):
         return median(_samples(model, run))
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from .attention import attention
 from .config import InputError
 from .functions import add_linear, layer_norm, linear, linear_gelu
+from .replaceable import replaceable
 from .trace import silent
 
 
@@ -46,9 +47,7 @@ def forward(tokens, weights, config, cache, *, counts=None, last_only=True, trac
     positions = np.minimum(positions, config.context - 1)  # padding may reach past the end
 
     residual = embed(tokens, positions, weights)  # [batch, new, width]
-    for layer in range(config.n_layers):
-        inside = trace.within(f"block{layer}")
-        residual = block(residual, weights.blocks[layer], config, cache, layer, positions, inside)
+    residual = blocks(residual, weights, config, cache, positions, trace)  # [batch, new, width]
     if last_only:
         ends = [residual[row, count - 1 : count] for row, count in enumerate(counts.tolist())]
         residual = np.stack(ends)  # [batch, 1, width]
@@ -66,6 +65,19 @@ def embed(tokens, positions, weights):
         token_table[np.asarray(tokens, like=token_table)]
         + position_table[np.asarray(positions, like=position_table)]
     )
+
+
+@replaceable
+def blocks(residual, weights, config, cache, positions, trace=silent):
+    """All layers, one after the other, each with what the one before has made of the residual.
+
+    Parameters are those of `block`, with the weights of the whole model. It has a name of its
+    own because a CPU with several cores shares long passes out over them.
+    """
+    for layer in range(config.n_layers):
+        inside = trace.within(f"block{layer}")
+        residual = block(residual, weights.blocks[layer], config, cache, layer, positions, inside)
+    return residual
 
 
 def block(before, weights, config, cache, layer, positions, trace=silent):
