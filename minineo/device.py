@@ -169,13 +169,17 @@ class Device:
             finally:
                 ranges.close()
 
+    def cores(self, tokens: int) -> int:
+        """Return how many cores of a CPU share a pass of so many tokens; 1 on a GPU."""
+        return sharers(tokens) if self.cupy is None else 1
+
     def stand_ins(self, tokens: int) -> Mapping:
         """Return what stands in for replaceable functions in a pass of so many tokens.
 
         These are the kernels, and on a CPU `blocks` shared out over the cores, if the pass is long
         enough to gain by it.
         """
-        cores = sharers(tokens) if self.cupy is None else 1
+        cores = self.cores(tokens)
         shared = {"blocks": partial(shared_blocks, cores=cores)} if cores > 1 else {}
         return {**self.kernels, **shared}
 

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "device": {"transformer", "cores", "cuda"},
     "checkpoints": {"transformer", "device"},
     "generation": {"transformer", "device", "checkpoints"},
-    "study": {"transformer", "cuda", "device", "checkpoints", "generation"},
+    "study": {"transformer", "cores", "cuda", "device", "checkpoints", "generation"},
     "__init__": {"transformer", "device", "checkpoints", "generation", "study"},
     "cli": {"transformer", "device", "checkpoints", "generation", "study", "__init__"},
 }

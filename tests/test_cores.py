@@ -99,6 +99,22 @@ def test_a_core_that_is_ahead_leaves_the_keys_and_values_that_others_look_at(slo
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-10)
 
 
+def test_each_core_multiplies_by_itself():
+    """Threads of NumPy's own beside those of the shares would wait for one another."""
+    seen = []
+
+    def look(queries, *rest):
+        seen.append((threading.get_ident(), one_thread()))
+        return attend.__wrapped__(queries, *rest)
+
+    with threadpool_limits(2), shared(2), replaced(attend=look):
+        passes(Recompute(), [random_ids(MODEL.config, 1, 16)])
+        assert not one_thread()
+    layers = MODEL.config.n_layers
+    assert len({thread for thread, _ in seen}) == 2
+    assert [alone for _, alone in seen] == [True] * 2 * layers
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", [0, 1])
 def test_an_error_on_one_core_ends_the_pass_on_all(error, where):

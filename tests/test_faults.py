@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = ["functions", "attention", "config", "model", "cache", "paths_agree", "generate", "batch"]
 SUITES = [SMALL, ["reference"]]  # the second takes seconds to start: only what passes the first
 GPU = ["device", "float16", "costs"]  # what holds the rules of a GPU, first for faults named so
+CORES = ["cores"]  # the same for passes that are shared out over the cores of a CPU
 
 ATTENTION, CACHE, CONFIG, FUNCTIONS, MODEL = (
     f"transformer/{name}.py" for name in ("attention", "cache", "config", "functions", "model")
@@ -20,6 +21,16 @@ BATCH = "generation/batch.py"
 
 # name: [(file, text, text in its place), ...]
 FAULTS = {
+    "cores: new keys and values overwrite those that another core still looks at": [
+        ("cores.py", "new[self._layer % 2]", "new[0]"),
+        ("cores.py", "self._meeting.new[layer % 2]", "self._meeting.new[0]"),
+    ],
+    "cores: an error on one core is lost": [
+        ("cores.py", "    if errors:\n        raise errors[0]\n", ""),
+    ],
+    "cores: every share multiplies on all cores": [
+        ("cores.py", "    with one_core(), Thread", "    with Thread"),
+    ],
     "attention: window one too wide": [
         (
             ATTENTION,
@@ -411,13 +422,14 @@ def test_a_fault_has_its_place_in_the_code(name, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_fault_the_suite_is_green(suite):
-    done = suite([*SUITES, GPU])
+    done = suite([*SUITES, GPU, CORES])
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_the_suite_red(suite, name):
-    done = suite([GPU, SMALL] if name.startswith("gpu: ") else SUITES, FAULTS[name])
+    first = {"gpu": [GPU, SMALL], "cores": [CORES]}.get(name.split(":")[0], SUITES)
+    done = suite(first, FAULTS[name])
     assert done.returncode == 1, done.stdout
     assert " failed" in done.stdout

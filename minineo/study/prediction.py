@@ -7,6 +7,7 @@ themselves, come on top.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from statistics import median
 from time import perf_counter
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..checkpoints import Model
 from ..checkpoints.read import assemble, expected_shapes
+from ..cores import one_core
 from ..transformer import Config, KVCache, attention
 from ..transformer.attention import hide
 from ..transformer.functions import gelu_new, layer_norm, softmax
@@ -280,14 +282,21 @@ def _row_rates(model, rows, launch):
         np.add(inner, bias, out=inner)
 
     def of_one_number(array, calls, run):
-        return max(0.0, _seconds(model, run) - calls * launch) / array.size
+        return max(0.0, shared(run) - calls * launch / cores) / array.size
+
+    cores = model.device.cores(rows)
+
+    def shared(run):
+        """Return the time of a call, if each core that shares a pass makes its part of it alone."""
+        with one_core() if cores > 1 else nullcontext():
+            return _seconds(model, run) / cores
 
     flops = 2 * len(layers) * rows * costs.layer_matrices(config)
     attention_flops = 2 * 2 * block * rows * config.width
     return RowRates(
         rows,
         flops / layer_seconds,
-        attention_flops / _seconds(model, attend),
+        attention_flops / shared(attend),
         of_one_number(scores, 1 + SOFTMAX, share),
         of_one_number(inner, GELU, lambda: gelu_new(inner)),
         of_one_number(vectors, NORM, lambda: layer_norm(vectors, *weights.norm, config.eps)),
