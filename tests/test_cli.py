@@ -152,7 +152,7 @@ def test_an_unwritable_folder_is_refused_before_any_work(capsys, tmp_path, monke
         monkeypatch.setattr(app.tempfile, "TemporaryFile", refuse)
     else:
         tmp_path.chmod(0o500)
-    monkeypatch.setattr(cli.compare, "load", None)
+    monkeypatch.setattr(cli.app, "load", None)
     status, _, err = call(capsys, "compare", "--json", str(tmp_path / "out.json"))
     assert status == 2
     assert "Permission denied" in err
@@ -272,7 +272,7 @@ def test_a_warning_is_one_line(capsys, monkeypatch):
         warnings.warn("these weights\nare odd", stacklevel=2)
         raise InputError("enough")
 
-    monkeypatch.setattr(cli.compare, "load", warns)
+    monkeypatch.setattr(cli.app, "load", warns)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         _, _, err = call(capsys, "compare")

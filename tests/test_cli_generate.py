@@ -28,7 +28,7 @@ def tiny():
 @pytest.fixture(autouse=True)
 def loaded_once(tiny, monkeypatch):
     """Every command of this file has the same model, and no terminal."""
-    monkeypatch.setattr(command, "load", lambda name, **options: tiny)
+    monkeypatch.setattr(cli.app, "load", lambda name, **options: tiny)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -132,18 +132,27 @@ def test_colours_can_be_switched_off(capsys, monkeypatch):
 
 def test_the_device_is_explained_where_it_was_chosen(capsys, monkeypatch, tiny):
     device = replace(tiny.device, why="no CUDA GPU in use: none here")
-    monkeypatch.setattr(command, "load", lambda name, **options: replace(tiny, device=device))
+    monkeypatch.setattr(cli.app, "load", lambda name, **options: replace(tiny, device=device))
     _, _, err = call(capsys, "generate", STORY, "--new-tokens", "1")
     assert "\nno CUDA GPU in use: none here\n" in err
 
 
 def test_device_and_dtype_reach_the_loader(capsys, monkeypatch, tiny):
     asked = {}
-    monkeypatch.setattr(command, "load", lambda name, **others: asked.update(others) or tiny)
+    monkeypatch.setattr(cli.app, "load", lambda name, **others: asked.update(others) or tiny)
     numbers(capsys, "x", "--device", "cuda", "--dtype", "float64", "--new-tokens", "0")
     assert asked == {"device": "cuda", "dtype": "float64", "use_kernels": True}
-    numbers(capsys, "x", "--no-kernels", "--new-tokens", "0")
+    call(capsys, "generate", "x", "--no-kernels", "--new-tokens", "0")
     assert asked == {"device": "auto", "dtype": "float32", "use_kernels": False}
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_without_a_gpu_there_are_no_kernels_to_leave_out(capsys, command):
+    code, _, err = call(
+        capsys, command, "Tom", "--no-kernels", "--new-tokens", "1", "--device", "cpu"
+    )
+    assert code == 0
+    assert "minineo: --no-kernels changes nothing on cpu: it has none\n" in err
 
 
 # Why it stops
@@ -495,7 +504,7 @@ def test_bad_input_gives_one_line_and_status_2(capsys, arguments, complaint, tmp
     ],
 )
 def test_a_model_that_cannot_be_loaded_gives_one_line(capsys, monkeypatch, arguments, complaint):
-    monkeypatch.setattr(command, "load", load)
+    monkeypatch.setattr(cli.app, "load", load)
     status, out, err = call(capsys, "generate", STORY, *arguments)
     assert (status, out) == (2, "")
     assert complaint in err
@@ -503,7 +512,7 @@ def test_a_model_that_cannot_be_loaded_gives_one_line(capsys, monkeypatch, argum
 
 
 def test_a_model_without_a_tokenizer_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(command, "load", lambda name, **options: random_model())
+    monkeypatch.setattr(cli.app, "load", lambda name, **options: random_model())
     status, out, err = call(capsys, "generate", STORY)
     assert (status, out) == (2, "")
     assert "no tokenizer.json" in err
@@ -511,7 +520,7 @@ def test_a_model_without_a_tokenizer_is_refused(capsys, monkeypatch):
 
 
 def test_what_is_wrong_with_the_call_is_said_before_a_model_is_loaded(capsys, monkeypatch):
-    monkeypatch.setattr(command, "load", None)
+    monkeypatch.setattr(cli.app, "load", None)
     for arguments in ([], ["--from-file", "missing.txt"], [STORY, "--seed", "1"]):
         assert call(capsys, "generate", *arguments)[0] == 2
 

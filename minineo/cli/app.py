@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from .. import __version__
+from ..checkpoints import load
 from ..transformer import InputError
 
 ModelOption = Annotated[
@@ -108,6 +109,14 @@ def options(
     ] = False,
 ):
     """Take the options that stand before a command."""
+
+
+def load_with(model, device, dtype, no_kernels):
+    """Load a model for a command that can leave out the kernels of a GPU."""
+    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
+    if no_kernels and loaded.device.cupy is None:
+        complain(f"--no-kernels changes nothing on {loaded.device.name}: it has none")
+    return loaded
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..checkpoints import load
 from ..study.plan import seconds_text
 from ..study.serving import (
     MEASURES,
@@ -30,6 +29,7 @@ from .app import (
     PlotOption,
     app,
     check_outputs,
+    load_with,
     progress_bar,
     real_path,
     show,
@@ -111,7 +111,7 @@ def batch_command(
             if file not in (None, "-") and real_path(file) == real_path(arrivals):
                 raise InputError(f"{option} would write over {arrivals}; give another file")
         given = read_arrivals(arrivals, new_tokens=new_tokens)
-    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
+    loaded = load_with(model, device, dtype, no_kernels)
     with progress_bar("batch", "requests") as progress:
         result = experiment(
             loaded,

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..checkpoints import load
 from ..generation.batch import PATHS
 from ..study import compare
 from ..study.compare import Comparison
@@ -22,6 +21,7 @@ from .app import (
     app,
     check_outputs,
     complain,
+    load_with,
     progress_bar,
     show,
     write_picture,
@@ -70,7 +70,7 @@ def compare_command(
         return compare_with_fault(fault, prompt, new_tokens, model, device, dtype, json_file)
     if report_folder is not None:
         check_folder(report_folder)
-    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
+    loaded = load_with(model, device, dtype, no_kernels)
     with progress_bar("both paths", "steps") as progress:
         comparison = compare(loaded, prompt, max_new_tokens=new_tokens, progress=progress)
     if plot_file is not None:

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..checkpoints import Model, load
+from ..checkpoints import Model
 from ..generation import Sampling, Step, TextStream, generate
 from ..transformer import InputError
 from .app import (
@@ -26,6 +26,7 @@ from .app import (
     Screen,
     app,
     check_writable,
+    load_with,
     real_path,
     write_json,
 )
@@ -82,7 +83,7 @@ def generate_command(
     check_writable(json_file)
     text = read_prompt(prompt, from_file, json_file)
     choose = sampling(temperature, repetition_penalty, top_k=top_k, top_p=top_p, seed=seed)
-    loaded = load(model, device=device, dtype=dtype, use_kernels=not no_kernels)
+    loaded = load_with(model, device, dtype, no_kernels)
     ids, stops = loaded.encode(text), stop or []
     steps = generate(
         loaded,
