@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache
 from itertools import pairwise
-from threading import Barrier
+from threading import Barrier, Lock
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -23,19 +23,26 @@ from .transformer.trace import silent
 LEAST_TOKENS = 128  # for each core: with fewer, sharing costs more than it gains
 ATTENTION = 3  # so many in a matrix take as long as one in attention, softmax included: measured
 
+_before: list[list[int]] = []  # the numbers of threads, as each who is in `one_core` found them
+_changing = Lock()
+
 
 @contextmanager
 def one_core():
     """Let NumPy multiply with one thread inside a `with` block."""
     libraries = blas()  # asked directly: `ThreadpoolController.limit` takes a tenth of a pass
-    before = [library.get_num_threads() for library in libraries]
-    for library in libraries:
-        library.set_num_threads(1)
+    with _changing:
+        _before.append([library.get_num_threads() for library in libraries])
+        for library in libraries:
+            library.set_num_threads(1)
     try:
         yield
     finally:
-        for library, threads in zip(libraries, before, strict=True):
-            library.set_num_threads(threads)
+        with _changing:
+            before = _before.pop()
+            if not _before:  # the last to leave, of whichever thread: back to what the first found
+                for library, threads in zip(libraries, before, strict=True):
+                    library.set_num_threads(threads)
 
 
 @cache

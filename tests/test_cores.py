@@ -115,6 +115,17 @@ def test_each_core_multiplies_by_itself():
     assert [alone for _, alone in seen] == [True] * 2 * layers
 
 
+def test_threads_of_a_program_leave_one_core_in_any_order():
+    with threadpool_limits(2):
+        first, second = cores.one_core(), cores.one_core()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert one_thread()
+        second.__exit__(None, None, None)
+        assert not one_thread()
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", [0, 1])
 def test_an_error_on_one_core_ends_the_pass_on_all(error, where):
