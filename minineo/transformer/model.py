@@ -71,8 +71,8 @@ def embed(tokens, positions, weights):
 def blocks(residual, weights, config, cache, positions, trace=silent):
     """All layers, one after the other, each with what the one before has made of the residual.
 
-    Parameters are those of `block`, with the weights of the whole model. It has a name of its
-    own because a CPU with several cores shares long passes out over them.
+    Parameters and result are those of `block`, but for the weights, which are the whole model's.
+    This function has a name of its own because a CPU shares long passes out over its cores.
     """
     for layer in range(config.n_layers):
         inside = trace.within(f"block{layer}")
