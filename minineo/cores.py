@@ -6,12 +6,13 @@ tokens through all layers by itself, and waits for the others once in a layer, f
 """
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from _thread import start_new_thread
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
-from threading import Barrier, Lock
+from queue import SimpleQueue
+from threading import Lock
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -20,7 +21,7 @@ from .transformer.attention import QUERY_ROWS
 from .transformer.model import blocks
 from .transformer.trace import silent
 
-LEAST_TOKENS = 128  # for each core: with fewer, sharing costs more than it gains
+LEAST_TOKENS = 128  # for each core: with fewer, sharing a pass gains nothing
 ATTENTION = 3  # so many in a matrix take as long as one in attention, softmax included: measured
 
 _before: list[list[int]] = []  # the numbers of threads, as each who is in `one_core` found them
@@ -38,11 +39,9 @@ def one_core():
     try:
         yield
     finally:
-        with _changing:
-            before = _before.pop()
-            if not _before:  # the last to leave, of whichever thread: back to what the first found
-                for library, threads in zip(libraries, before, strict=True):
-                    library.set_num_threads(threads)
+        with _changing:  # the last to leave, of whichever thread, takes what the first has found
+            for library, threads in zip(libraries, _before.pop(), strict=True):
+                library.set_num_threads(threads)
 
 
 @cache
@@ -69,29 +68,43 @@ def watched():
 
 def shared_blocks(residual, weights, config, cache, positions, trace=silent, *, cores):
     """Take tokens through all layers as `blocks` does, shared out over so many cores."""
+    in_one_piece = partial(blocks.__wrapped__, residual, weights, config, cache, positions, trace)
     parts = shares(config, positions, cores)
-    meeting = Meeting(cache, residual, config, len(parts))
+    if len(parts) == 1 or trace is not silent:
+        return in_one_piece()
+    batch, new, _ = residual.shape
+    shape = (2, 2, batch, config.n_heads, new, config.head_dim)
+    room, arrivals = np.empty(shape, residual.dtype), SimpleQueue()
+    guests = [Guest(part, room, arrivals) for part in parts[1:]]
+    host = Host(parts[0], room, arrivals, cache, guests)
     after = np.empty_like(residual)
-    errors = []
 
-    def work(part):
-        own = residual[:, part], weights, config, Share(meeting, part), positions[:, part]
-        try:
-            after[:, part] = blocks.__wrapped__(*own)
-        except BaseException as error:  # the first is the cause, those of the others follow from it
-            errors.append(error)
-            meeting.abort()
+    def work(share):
+        own = residual[:, share.part], weights, config, share, positions[:, share.part]
+        after[:, share.part] = blocks.__wrapped__(*own)
 
-    with one_core(), ThreadPoolExecutor(len(parts)) as pool:
+    def follow(guest):
+        error = None
         try:
-            for part in parts[1:]:
-                pool.submit(copy_context().run, work, part)
-            work(parts[0])
-        except BaseException:  # Ctrl-C between two lines: let nobody wait in vain
-            meeting.abort()
+            work(guest)
+        except BaseException as caught:
+            error = caught
+        arrivals.put(error)
+
+    begun = 0
+    with one_core():
+        try:
+            for guest in guests:
+                # of the low level, for Ctrl-C in the midst of a `Thread.start` leaves half a thread
+                start_new_thread(copy_context().run, (follow, guest))
+                begun += 1
+            work(host)
+            host.wait()
+        except BaseException as error:  # Ctrl-C too
+            host.dismiss()
+            if isinstance(error, RuntimeError) and begun < len(guests):
+                return in_one_piece()  # there can be no more threads, as when a program ends
             raise
-    if errors:
-        raise errors[0]
     return after
 
 
@@ -120,56 +133,76 @@ def shares(config, positions, cores):
     return [slice(start, stop) for start, stop in pairwise([0, *inner, len(work)])]
 
 
-class Meeting:
-    """Where the cores meet, once in a layer, each with new keys and values, to get all there are.
+class Guest:
+    """What stands for the cache to a core that has some of the tokens, and follows the host.
+
+    The two meet by queues alone: a lock could be held by whom Ctrl-C ends.
 
     Parameters
     ----------
-    cache : Recompute or KVCache
-    residual : array [batch, new, width]
-    config : Config
-    parts : int
-        How many cores meet.
-    """
-
-    def __init__(self, cache, residual, config, parts):
-        batch, new, _ = residual.shape
-        shape = (2, 2, batch, config.n_heads, new, config.head_dim)
-        self._cache, self._layer = cache, 0
-        # two pairs, in turn: some may still look at the keys and values of the layer before
-        self.new = np.empty(shape, residual.dtype)
-        self._barrier = Barrier(parts, action=self._extend)
-
-    def _extend(self):
-        """Bring what all have made to the cache: the last to come does so, while the others wait."""
-        self._all = self._cache.extend(self._layer, *self.new[self._layer % 2])
-        self._layer += 1
-
-    def all(self):
-        """Wait until all have come, and return all keys and values."""
-        self._barrier.wait()
-        return self._all
-
-    def abort(self):
-        """Let nobody wait any longer."""
-        self._barrier.abort()
-
-
-class Share:
-    """What stands for the cache to the core that has some of the tokens.
-
-    Parameters
-    ----------
-    meeting : Meeting
     part : slice
         Its tokens.
+    room : array [2, 2, batch, heads, new, head_dim]
+        For new keys and values: two pairs, in turn, for while some tokens are in the next layer
+        others still look at the keys and values of this one.
+    arrivals : SimpleQueue
+        It says here that it has given what is new, or is done, or why it cannot.
     """
 
-    def __init__(self, meeting, part):
-        self._meeting, self._part = meeting, part
+    def __init__(self, part, room, arrivals):
+        self.part, self._room, self._arrivals = part, room, arrivals
+        self.answers = SimpleQueue()  # all keys and values, layer by layer; None ends it
+
+    def give(self, layer, new_keys, new_values):
+        """Put the new keys and values of these tokens where those of all are."""
+        keys, values = self._room[layer % 2]
+        keys[:, :, self.part], values[:, :, self.part] = new_keys, new_values
 
     def extend(self, layer, new_keys, new_values):
         """Give the new keys and values of these tokens, and get those of all tokens so far."""
-        keys, values = self._meeting.new[layer % 2]
-        keys[:, :, self._part], values[:, :, self._part] = new_keys, new_values
-        return self._meeting.all()
+        self.give(layer, new_keys, new_values)
+        self._arrivals.put(None)
+        answer = self.answers.get()
+        if answer is None:
+            raise RuntimeError("the pass has ended")
+        return answer
+
+
+class Host(Guest):
+    """The same for the core that the pass began on, which speaks with the cache for all.
+
+    Parameters
+    ----------
+    part, room, arrivals
+        As those of a guest.
+    cache : Recompute or KVCache
+    guests : list of Guest
+    """
+
+    def __init__(self, part, room, arrivals, cache, guests):
+        super().__init__(part, room, arrivals)
+        self._cache, self._guests = cache, guests
+
+    def extend(self, layer, new_keys, new_values):
+        """Bring what all have given to the cache, and tell all what it returns."""
+        self.give(layer, new_keys, new_values)
+        self.wait()
+        everything = self._cache.extend(layer, *self._room[layer % 2])
+        for guest in self._guests:
+            guest.answers.put(everything)
+        return everything
+
+    def wait(self):
+        """Wait for one arrival of each guest, or raise the error that one has met."""
+        for _ in self._guests:
+            error = self._arrivals.get()
+            try:
+                if error is not None:
+                    raise error
+            finally:
+                del error  # or it and its traceback would hold each other, and the cache
+
+    def dismiss(self):
+        """Let no guest wait any longer."""
+        for guest in self._guests:
+            guest.answers.put(None)

@@ -9,7 +9,7 @@ from replicas import PUBLIC, in_order, parameters, tensors_of, write_gpt_neo
 from safetensors.numpy import load_file, save_file
 from small import TINY, tiny_config
 
-from minineo import InputError, load
+from minineo import InputError, Recompute, load
 from minineo.checkpoints.find import find
 from minineo.checkpoints.known import PUBLIC as PUBLIC_MODELS
 from minineo.checkpoints.known import parameters as count_parameters
@@ -311,3 +311,8 @@ def test_every_public_model_has_a_config_that_holds_together():
         assert len(config.windows) == config.n_layers
         assert config.width % config.n_heads == 0
         assert shape.repo.lower().endswith(name)
+
+
+def test_a_loaded_model_refuses_rows_of_different_lengths():
+    with pytest.raises(InputError, match="rows of one length"):
+        load("tiny", device="cpu").forward([[1, 2], [3]], Recompute())

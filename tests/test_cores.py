@@ -1,8 +1,13 @@
 """A pass that is shared out over the cores of a CPU is the pass that one core makes."""
 
+import gc
+import signal
+import subprocess
 import sys
 import threading
 import time
+import weakref
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from minineo import KVCache, Recompute, Trace, cores, device, forward, load
 from minineo.transformer.attention import attend
 from minineo.transformer.replaceable import replaced
+from minineo.transformer.trace import Silent
 
 MODEL = random_model()
 CONTEXT = MODEL.config.context
@@ -29,6 +35,19 @@ def small_blocks(monkeypatch):
 
 def shared(number):
     return replaced(blocks=partial(cores.shared_blocks, cores=number))
+
+
+def threads():
+    return len(sys._current_frames())
+
+
+def ended_down_to(number):
+    """Whether no more threads than these go on; one in the midst of a layer needs a moment."""
+    for _ in range(200):
+        if threads() <= number:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def passes(cache, chunks, counts=None, model=MODEL):
@@ -137,10 +156,10 @@ def test_an_error_on_one_core_ends_the_pass_on_all(error, where):
             raise error("no more")
         return attend.__wrapped__(queries, keys, values, positions, *rest)
 
-    before = threading.active_count()
+    before = threads()
     with pytest.raises(error, match="no more"), shared(3), replaced(attend=broken):
         passes(cache, [ids])
-    assert threading.active_count() == before
+    assert ended_down_to(before)
     assert cache.length == 0  # as if the pass had not been
 
 
@@ -153,6 +172,121 @@ def test_shares_are_all_tokens_once_in_order_at_blocks_of_query_rows(new, first,
     assert 1 <= len(parts) <= number
     assert [i for part in parts for i in range(new)[part]] == list(range(new))
     assert all(part.start % rows == 0 and part.start < part.stop for part in parts)
+
+
+class Full(KVCache):
+    """A cache for which there is not enough memory in the third layer."""
+
+    def extend(self, layer, *new):
+        if layer == 2:
+            raise MemoryError("full")
+        return super().extend(layer, *new)
+
+
+def test_an_error_of_the_cache_comes_through_as_it_is():
+    for _ in range(20):
+        cache = Full(MODEL.config, 1, CONTEXT, like=MODEL.weights.token_embedding)
+        with pytest.raises(MemoryError, match="full"), shared(3):
+            passes(cache, [random_ids(MODEL.config, 1, 16)])
+        assert cache.length == 0
+
+
+@pytest.mark.parametrize("kind", [KVCache, Full])
+def test_a_pass_leaves_nothing_behind_that_holds_the_cache(kind):
+    gc.collect()
+    gc.disable()  # what only a collection frees would stay
+    try:
+        cache = kind(MODEL.config, 1, CONTEXT, like=MODEL.weights.token_embedding)
+        held = weakref.ref(cache)
+        with suppress(MemoryError), shared(3):
+            passes(cache, [random_ids(MODEL.config, 1, 16)])
+        del cache
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer sends signals here")
+def test_ctrl_c_at_any_moment_ends_the_pass_and_nothing_hangs():
+    ids = random_ids(MODEL.config, 1, 16)
+    (right,) = passes(Recompute(), [ids])
+    before, running = signal.signal(signal.SIGALRM, signal.default_int_handler), threads()
+    ended = 0
+    try:
+        for moment in np.linspace(0.0001, 0.004, 200):
+            with suppress(KeyboardInterrupt):
+                with shared(2):
+                    signal.setitimer(signal.ITIMER_REAL, moment)
+                    passes(Recompute(), [ids])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                continue
+            ended += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert ended > 10
+    assert ended_down_to(running)
+    with shared(2):
+        (after,) = passes(Recompute(), [ids])
+    np.testing.assert_allclose(after, right, rtol=0, atol=1e-10)
+
+
+AT_THE_END = """
+import atexit, sys, threading, numpy as np
+from threadpoolctl import threadpool_limits
+from minineo import Recompute, load
+threadpool_limits(2)
+model = load("tiny", device="cpu")
+def work():
+    print([model.forward(np.arange(300)[None], Recompute()).shape for _ in range(9)][-1])
+"""
+
+
+@pytest.mark.parametrize("how", ["threading.Thread(target=work).start()", "atexit.register(work)"])
+def test_passes_at_the_end_of_a_program_are_made(how):
+    done = subprocess.run([sys.executable, "-c", AT_THE_END + how], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(1, 1, 2048)\n", "")
+
+
+def test_where_no_thread_can_begin_the_pass_is_made_in_one_piece(monkeypatch):
+    ids = random_ids(MODEL.config, 1, 16)
+    begun = []
+
+    def begin(*thread):
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(*thread)
+
+    start, before = cores.start_new_thread, threads()
+    (alone,) = passes(Recompute(), [ids])
+    monkeypatch.setattr(cores, "start_new_thread", begin)
+    with shared(3):
+        (together,) = passes(Recompute(), [ids])
+    assert len(begun) == 1
+    assert ended_down_to(before)
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_what_makes_only_one_share_multiplies_on_all_cores(monkeypatch):
+    monkeypatch.setattr(cores, "one_core", None)  # not even looked at
+    with shared(4):
+        passes(Recompute(), [random_ids(MODEL.config, 8, 1)])
+
+
+def test_a_trace_of_ones_own_sees_every_layer():
+    class Layers(Silent):
+        def __init__(self):
+            self.names = []
+
+        def within(self, name):
+            self.names.append(name)
+            return self
+
+    layers = Layers()
+    with threadpool_limits(2):
+        load("tiny", device="cpu").forward(np.arange(300)[None], Recompute(), trace=layers)
+    assert layers.names == [f"block{layer}" for layer in range(6)]
 
 
 def test_later_tokens_see_more_so_that_their_share_is_smaller():

@@ -22,14 +22,14 @@ BATCH = "generation/batch.py"
 # name: [(file, text, text in its place), ...]
 FAULTS = {
     "cores: new keys and values overwrite those that another core still looks at": [
-        ("cores.py", "new[self._layer % 2]", "new[0]"),
-        ("cores.py", "self._meeting.new[layer % 2]", "self._meeting.new[0]"),
+        ("cores.py", "keys, values = self._room[layer % 2]", "keys, values = self._room[0]"),
+        ("cores.py", "*self._room[layer % 2]", "*self._room[0]"),
     ],
     "cores: an error on one core is lost": [
-        ("cores.py", "    if errors:\n        raise errors[0]\n", ""),
+        ("cores.py", "                    raise error\n", "                    pass\n"),
     ],
     "cores: every share multiplies on all cores": [
-        ("cores.py", "    with one_core(), Thread", "    with Thread"),
+        ("cores.py", "    with one_core():\n", "    if True:\n"),
     ],
     "attention: window one too wide": [
         (

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from ..device import Device, choose
 from ..transformer import Config, InputError, Weights, forward
-from ..transformer.model import check_ids
+from ..transformer.model import check_ids, whole_numbers
 from ..transformer.replaceable import anything_replaced, replaced
 from ..transformer.trace import Silent, silent
 from . import hub
@@ -63,7 +63,8 @@ class Model:
         """
         trace = options.pop("trace", silent)
         plain = anything_replaced() or not isinstance(trace, Silent)
-        stand_ins = {} if plain else self.device.stand_ins(np.size(tokens))
+        tokens = whole_numbers(tokens, "token ids")
+        stand_ins = {} if plain else self.device.stand_ins(tokens.size)
         with (
             self.device.threads(self.config),
             replaced(**stand_ins),
