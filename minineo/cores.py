@@ -84,12 +84,12 @@ def shared_blocks(residual, weights, config, cache, positions, trace=silent, *, 
         after[:, share.part] = blocks.__wrapped__(*own)
 
     def follow(guest):
-        error = None
         try:
             work(guest)
-        except BaseException as caught:
-            error = caught
-        arrivals.put(error)
+        except BaseException as error:
+            arrivals.put(error)
+        else:
+            arrivals.put(None)
 
     begun = 0
     with one_core():
