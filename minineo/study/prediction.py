@@ -281,15 +281,15 @@ def _row_rates(model, rows, launch):
     def add():
         np.add(inner, bias, out=inner)
 
-    def of_one_number(array, calls, run):
-        return max(0.0, shared(run) - calls * launch / cores) / array.size
-
     cores = model.device.cores(rows)
 
     def shared(run):
         """Return the time of a call, if each core that shares a pass makes its part of it alone."""
         with one_core() if cores > 1 else nullcontext():
             return _seconds(model, run) / cores
+
+    def of_one_number(array, calls, run):
+        return max(0.0, shared(run) - calls * launch / cores) / array.size
 
     flops = 2 * len(layers) * rows * costs.layer_matrices(config)
     attention_flops = 2 * 2 * block * rows * config.width
